@@ -1,0 +1,1 @@
+"""Restored per-trajectory streams in, the loss out."""
