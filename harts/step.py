@@ -1,16 +1,33 @@
-"""One training step: trajectories in, gradients out. Read this file first."""
+"""One training step: trajectories in, gradients out. Read this file first.
+
+    trajectories -> prefix tree -> plan -> packed layout -> hidden states -> log-probs of every trajectory -> loss
+
+Each distinct token of a microbatch is computed once, forward and backward. The result, log-probs, loss and
+gradients, is that of training every trajectory alone; `execution="flat"` does exactly that, through the same stages.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
-from harts.data import Trajectory
-from harts.objective.streams import Objective
+from harts.data import Trajectory, TrajectoryBatch
+from harts.layout.flat import FlatLayout, flat_layout
+from harts.layout.packed import PackedLayout, pack
+from harts.logprobs import linear_logprobs, restore
+from harts.models import TreeModel
+from harts.objective import check_streams, loss_weights
+from harts.objective.streams import Objective, PolicyStreams
+from harts.plan.cost import CostModel
+from harts.plan.plan import Plan, make_plan
+from harts.tree.prefix_tree import PrefixTree, build_prefix_tree
 
 Execution = Literal["tree", "flat"]
 
@@ -24,11 +41,11 @@ class StepResult:
     metrics: dict[str, float]
     """The objective's metrics over the whole step."""
     logprobs_P: NDArray[np.float64]
-    """[P] float64. Log-probabilities of the trained tokens, trajectory after trajectory, in the order given."""
+    """[P] float64. Log-probs of the trained tokens, trajectory after trajectory, in the order given."""
     num_tokens_flat: int
     """F, the tokens of all trajectories."""
     num_tokens_distinct: int
-    """Tokens computed: distinct ones within each microbatch (equals `num_tokens_flat` if flat)."""
+    """Tokens computed: the distinct ones of each microbatch (equals `num_tokens_flat` if flat)."""
     num_microbatches: int
     """Microbatches run."""
     num_rounds: int
@@ -40,23 +57,152 @@ class StepResult:
 
 
 def train_step(
-    model: object,
+    model: TreeModel,
     trajectories: Sequence[Trajectory],
     objective: Objective,
     *,
     execution: Execution = "tree",
     max_tokens_per_microbatch: int = 16384,
 ) -> StepResult:
-    """Add the gradients of one step to the parameters of a prepared model."""
-    raise NotImplementedError
+    """Add the gradients of one step to the parameters of a prepared model.
+
+    Args:
+        model: From `harts.prepare`. Zero its gradients before and step the optimiser after, as usual.
+        trajectories: All trajectories of the step.
+        objective: What to minimise, such as `harts.grpo()`.
+        execution: "tree" computes shared tokens once; "flat" computes every trajectory alone, with equal results.
+        max_tokens_per_microbatch: Most tokens computed at once (distinct ones; padded ones if flat). At least the
+            longest trajectory. Any value gives the same gradients; larger ones share more and need more memory.
+
+    Raises:
+        ValueError: If the trajectories, or their fit to the model, the objective or the limit, are wrong; the message
+            names the trajectory, what was expected, and the fix.
+
+    Example:
+        >>> result = harts.train_step(model, trajectories, harts.grpo())  # doctest: +SKIP
+        >>> optimizer.step()  # doctest: +SKIP
+    """
+    begin = time.perf_counter()
+    batch = TrajectoryBatch.of(trajectories)
+    batch.check_vocabulary(model.vocab_size)
+    check_streams(objective, batch)
+    loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
+
+    tree = build_prefix_tree(batch)
+    plan = _plan(tree, execution, max_tokens_per_microbatch)
+    loss, metrics, logprobs_P, layouts = 0.0, {}, np.empty(batch.trained_P.size), []
+    for members, layout in _layouts(batch, tree, plan, model):
+        hidden_TD = model.hidden_states(layout)
+        logprob_E, entropy_E = linear_logprobs(
+            hidden_TD, model.head, layout.edges, with_entropy=objective.needs_entropy
+        )
+        logprob_P = restore(logprob_E, layout.edges.edge_P)
+        entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
+        output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
+        output.loss.backward()
+
+        loss += output.loss.item()
+        metrics = {name: metrics.get(name, 0.0) + value.item() for name, value in output.metrics.items()}
+        logprobs_P[batch.policy_tokens(members)] = logprob_P.detach().double().cpu().numpy()
+        layouts.append(_LayoutSize.of(layout))
+    return StepResult(
+        loss=loss,
+        metrics=metrics,
+        logprobs_P=logprobs_P,
+        num_tokens_flat=tree.num_trajectory_tokens,
+        num_tokens_distinct=sum(size.tokens for size in layouts),
+        num_microbatches=len(layouts),
+        num_rounds=max(size.rounds for size in layouts),
+        num_replayed=sum(size.replayed for size in layouts),
+        seconds=time.perf_counter() - begin,
+    )
 
 
+@torch.no_grad()
 def compute_logprobs(
-    model: object,
+    model: TreeModel,
     trajectories: Sequence[Trajectory],
     *,
     execution: Execution = "tree",
     max_tokens_per_microbatch: int = 16384,
 ) -> NDArray[np.float64]:
-    """[P] float64. Log-probabilities of the trained tokens without gradients (for sampling or reference streams)."""
-    raise NotImplementedError
+    """Log-probs of the trained tokens, without gradients: for reference or recomputed sampling streams.
+
+    Args:
+        model: From `harts.prepare`.
+        trajectories: As for `train_step`; their log-prob streams are not read.
+        execution: As for `train_step`.
+        max_tokens_per_microbatch: As for `train_step`.
+
+    Returns:
+        [P] float64, trajectory after trajectory, in the order given.
+    """
+    batch = TrajectoryBatch.of(trajectories)
+    batch.check_vocabulary(model.vocab_size)
+    tree = build_prefix_tree(batch)
+    logprobs_P = np.empty(batch.trained_P.size)
+    for members, layout in _layouts(batch, tree, _plan(tree, execution, max_tokens_per_microbatch), model):
+        logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges)
+        logprobs_P[batch.policy_tokens(members)] = restore(logprob_E, layout.edges.edge_P).double().cpu().numpy()
+    return logprobs_P
+
+
+def _plan(tree: PrefixTree, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
+    if execution not in ("tree", "flat"):
+        raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
+    return make_plan(
+        tree,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+        cost=CostModel.default(),
+        sharing=execution == "tree",
+    )
+
+
+def _layouts(
+    batch: TrajectoryBatch, tree: PrefixTree, plan: Plan, model: TreeModel
+) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
+    """The trajectory numbers and the layout of every microbatch of this rank, one after the other."""
+    for microbatch in plan.slots[0]:
+        members = np.array(microbatch.trajectories, dtype=np.int64)
+        layout = pack(tree.restrict(members), batch, model.needs) if plan.sharing else flat_layout(batch, members)
+        yield members, layout.to(model.device)
+
+
+def _streams(
+    batch: TrajectoryBatch,
+    members: NDArray[np.int64],
+    loss_weight_P: NDArray[np.float64],
+    logprob_P: Tensor,
+    entropy_P: Tensor | None,
+) -> PolicyStreams:
+    """A microbatch's part of the step's columns, as tensors beside its log-probs."""
+    policy = batch.policy_tokens(members)
+
+    def column(values_P: NDArray[np.float64] | None) -> Tensor | None:
+        return None if values_P is None else torch.from_numpy(values_P[policy]).to(logprob_P)
+
+    place = np.empty(batch.num_trajectories, dtype=np.int64)
+    place[members] = np.arange(members.size)
+    return PolicyStreams(
+        logprobs_P=logprob_P,
+        entropy_P=entropy_P,
+        sampling_logprobs_P=column(batch.sampling_logprobs_P),
+        ref_logprobs_P=column(batch.ref_logprobs_P),
+        advantages_P=torch.from_numpy(batch.advantages_P[policy]).to(logprob_P),
+        loss_weight_P=torch.from_numpy(loss_weight_P[policy]).to(logprob_P),
+        trajectory_P=torch.from_numpy(place[batch.trajectory_P[policy]]).to(logprob_P.device),
+        num_trajectories=members.size,
+    )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _LayoutSize:
+    tokens: int
+    rounds: int
+    replayed: int
+
+    @classmethod
+    def of(cls, layout: PackedLayout | FlatLayout) -> _LayoutSize:
+        if isinstance(layout, FlatLayout) or layout.runs is None:
+            return cls(tokens=layout.num_tokens, rounds=0, replayed=0)
+        return cls(tokens=layout.num_tokens, rounds=layout.runs.num_rounds, replayed=layout.runs.num_replayed)

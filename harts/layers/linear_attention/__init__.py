@@ -1,1 +1,1 @@
-""""""
+"""Chunkwise linear attention along tree paths; `reference.py` is the definition."""

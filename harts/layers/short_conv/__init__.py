@@ -1,1 +1,1 @@
-""""""
+"""Short causal convolution along tree paths."""

@@ -1,1 +1,1 @@
-""""""
+"""Softmax attention in which every token sees its own path only."""

@@ -1,0 +1,107 @@
+"""The gated delta rule in chunks, in plain PyTorch, on sequences or along a tree.
+
+Work inside chunks is batched over all chunks of the tree at once. Only the state recurrence is sequential, and it
+advances all paths together: chunk `n` of every path in one step, however many rounds a final-state kernel would need.
+
+The chunk form is that of Gated DeltaNet (arXiv 2412.06464, section 3.3), in the order of operations of transformers'
+`torch_chunk_gated_delta_rule`, so that each chunk does the arithmetic it does when its trajectory runs alone.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from harts.layers.gather import gather_rows
+from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layout.chunk_index import ChunkIndex, chunk_index
+from harts.layout.rounds import RunPlan
+
+
+def tree_gated_delta_rule(inputs: GatedDeltaInputs, chunks: ChunkIndex) -> Tensor:
+    """Run every path of a tree, each shared token's output computed once.
+
+    Args:
+        inputs: One row a packed token, T rows.
+        chunks: Of the same tokens.
+
+    Returns:
+        [T, H, V], each path's outputs equal to `chunk_gated_delta_rule` on that path alone.
+    """
+    zero = inputs.key.new_zeros(chunks.num_roots, *inputs.key.shape[1:], inputs.value.shape[-1])
+    output, _ = _run_chunks(inputs, chunks, zero)
+    return output
+
+
+def chunk_gated_delta_rule(
+    inputs: GatedDeltaInputs, *, cu_seqlens: Tensor, initial_state: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """Run independent sequences from given states: the public signature of a linear-attention kernel.
+
+    Args:
+        inputs: Rows of all sequences, one after the other.
+        cu_seqlens: [sequences + 1] int64 on the CPU; sequence `i` is rows `cu_seqlens[i]:cu_seqlens[i + 1]`, at least one.
+        initial_state: [sequences, H, K, V].
+        chunk_size: C; chunks are counted from the start of each sequence.
+
+    Returns:
+        Outputs [rows, H, V] and final states [sequences, H, K, V].
+    """
+    chunks = chunk_index(_sequences(cu_seqlens, chunk_size)).to(inputs.key.device)
+    output, states = _run_chunks(inputs, chunks, initial_state)
+    last_chunk = chunks.slot_T[cu_seqlens[1:] - 1] // chunk_size
+    return output, states[last_chunk]
+
+
+def _sequences(cu_seqlens: Tensor, chunk_size: int) -> RunPlan:
+    """Runs that follow nothing: the chunks of level 0 are the sequences' first ones, in their order."""
+    rows = np.arange(int(cu_seqlens[-1]))
+    none = np.full(cu_seqlens.numel() - 1, -1)
+    return RunPlan(
+        chunk_size=chunk_size,
+        token_R=rows,
+        owner_T=rows,
+        run_offsets=cu_seqlens.numpy(),
+        run_parent=none,
+        run_round=np.zeros_like(none),
+    )
+
+
+def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [rows, H, V] and the state after each chunk [G, H, K, V]; `initial_state` is [chunks of level 0, ...]."""
+    chunked = inputs.map(lambda x: _to_chunks(x, chunks.token_GC))
+    query, key, decay = chunked.query, chunked.key, chunked.decay.cumsum(-1)
+    length = decay.shape[-1]
+    above_diagonal = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+    pairwise = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(above_diagonal, float("-inf")).exp()
+
+    # Inside a chunk the delta rule is a unit lower triangular system: solved once for the values written and once
+    # for what the state before the chunk already holds of them.
+    key_beta = key * chunked.beta.unsqueeze(-1)
+    system = (key_beta @ key.transpose(-1, -2)) * pairwise
+    attention = (query @ key.transpose(-1, -2)) * pairwise
+    value_beta = chunked.value * chunked.beta.unsqueeze(-1)
+    written = torch.linalg.solve_triangular(system, value_beta, upper=False, unitriangular=True)
+    known = torch.linalg.solve_triangular(
+        system, key_beta * decay.exp().unsqueeze(-1), upper=False, unitriangular=True
+    )
+
+    query = query * decay.exp().unsqueeze(-1)
+    key = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)
+    chunk_decay = decay[..., -1].exp()[..., None, None]
+    before, updates, after = [], [], []
+    for level, (begin, end) in enumerate(chunks.level_ranges):
+        state = initial_state if level == 0 else after[-1].index_select(0, chunks.parent_G[begin:end])
+        update = written[begin:end] - known[begin:end] @ state
+        before.append(state)
+        updates.append(update)
+        after.append(state * chunk_decay[begin:end] + key[begin:end].transpose(-1, -2) @ update)
+    output = query @ torch.cat(before) + attention @ torch.cat(updates)
+    flattened = output.transpose(1, 2).flatten(0, 1)
+    return flattened.index_select(0, chunks.slot_T), torch.cat(after)
+
+
+def _to_chunks(x: Tensor, token_GC: Tensor) -> Tensor:
+    """[rows, H, ...] to [G, H, C, ...]; padding rows are zero, which leaves the state as it is."""
+    return gather_rows(x, token_GC).transpose(1, 2)

@@ -1,0 +1,37 @@
+"""The five streams of the gated delta rule."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GatedDeltaInputs:
+    """One row a token (or a row of the run order); all of one dtype, float32 or float64.
+
+    Queries are scaled and, like keys, normalised already; query and key heads are repeated to the value heads.
+    """
+
+    query: Tensor
+    """[rows, H, K]."""
+    key: Tensor
+    """[rows, H, K]."""
+    value: Tensor
+    """[rows, H, V]."""
+    decay: Tensor
+    """[rows, H]. Log of the state's decay at the token, <= 0."""
+    beta: Tensor
+    """[rows, H]. Step of the delta rule, in [0, 1] (to 2 with negative eigenvalues)."""
+
+    def map(self, function: Callable[[Tensor], Tensor]) -> GatedDeltaInputs:
+        """The same function applied to each stream."""
+        return GatedDeltaInputs(
+            query=function(self.query),
+            key=function(self.key),
+            value=function(self.value),
+            decay=function(self.decay),
+            beta=function(self.beta),
+        )

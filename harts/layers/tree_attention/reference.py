@@ -1,0 +1,28 @@
+"""The definition: a dense ancestor mask, walked up from every token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def tree_attention_reference(query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, parent_T: Tensor, scale: float) -> Tensor:
+    """Attention of every token over its ancestors and itself.
+
+    Args:
+        query_HTK, key_HTK, value_HTV: [heads, T, width]; as many key heads as query heads.
+        parent_T: [T] int64, -1 at a root.
+        scale: Multiplies the scores.
+
+    Returns:
+        [heads, T, V].
+    """
+    num_tokens = parent_T.numel()
+    visible_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
+    for token in range(num_tokens):
+        ancestor = token
+        while ancestor >= 0:
+            visible_TT[token, ancestor] = True
+            ancestor = int(parent_T[ancestor])
+    scores_HTT = (query_HTK @ key_HTK.transpose(-1, -2) * scale).masked_fill(~visible_TT, float("-inf"))
+    return scores_HTT.softmax(-1) @ value_HTV

@@ -1,0 +1,72 @@
+"""Tree attention on SDPA, block of queries by block of queries.
+
+Memory is bounded by one block's mask: the backward pass runs each block again instead of keeping its mask, and adds
+key and value gradients into one buffer in block order.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from harts.layout.packed import PackedLayout
+
+
+def tree_attention(query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, *, layout: PackedLayout, scale: float) -> Tensor:
+    """Attention of every packed token over its path.
+
+    Args:
+        query_HTK: [query heads, T, K].
+        key_HTK, value_HTV: [key heads, T, K or V]; query heads are a multiple of key heads.
+        layout: Of the same T tokens.
+        scale: Multiplies the scores.
+
+    Returns:
+        [query heads, T, V]. Equals causal attention on each root-to-leaf path alone.
+    """
+    groups = query_HTK.shape[0] // key_HTK.shape[0]
+    key_HTK, value_HTV = key_HTK.repeat_interleave(groups, dim=0), value_HTV.repeat_interleave(groups, dim=0)
+    return _TreeAttention.apply(query_HTK, key_HTK, value_HTV, layout, scale)
+
+
+class _TreeAttention(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.layout, ctx.scale = layout, scale
+        output = query.new_empty(*query.shape[:2], value.shape[2])
+        for block in layout.query_blocks:
+            queries, keys = slice(block.start, block.end), block.key_K
+            mask = _visible(block.start, block.end, keys, layout.subtree_end_T)
+            output[:, queries] = _attend(query[:, queries], key[:, keys], value[:, keys], mask, scale)
+        return output
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, value = ctx.saved_tensors
+        accumulator = torch.promote_types(key.dtype, torch.float32)
+        grad_query = torch.empty_like(query)
+        grad_key, grad_value = torch.zeros_like(key, dtype=accumulator), torch.zeros_like(value, dtype=accumulator)
+        for block in ctx.layout.query_blocks:
+            queries, keys = slice(block.start, block.end), block.key_K
+            mask = _visible(block.start, block.end, keys, ctx.layout.subtree_end_T)
+            inputs = [x.detach().requires_grad_() for x in (query[:, queries], key[:, keys], value[:, keys])]
+            with torch.enable_grad():
+                output = _attend(*inputs, mask, ctx.scale)
+            grad_query[:, queries], block_key, block_value = torch.autograd.grad(output, inputs, grad[:, queries])
+            # A block names each key once, so indexed addition has no duplicates to lose.
+            grad_key[:, keys] += block_key
+            grad_value[:, keys] += block_value
+        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None, None
+
+
+def _visible(start: int, end: int, keys: Tensor | slice, subtree_end_T: Tensor) -> Tensor:
+    device = subtree_end_T.device
+    query_Q1 = torch.arange(start, end, device=device)[:, None]
+    key_K = torch.arange(keys.start, keys.stop, device=device) if isinstance(keys, slice) else keys
+    return (key_K <= query_Q1) & (query_Q1 < subtree_end_T[keys])
+
+
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask_QK: Tensor, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask_QK, scale=scale)[0]

@@ -1,0 +1,58 @@
+"""Trajectory-wise execution: each trajectory is a row of its own, shared tokens are computed again.
+
+Rows are padded on the right. Causal layers never look right, so padding cannot reach a trajectory's tokens, and chunks
+start at position 0 of every row.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harts.data import TrajectoryBatch
+from harts.layout.edges import LossEdges, loss_edges
+
+PADDING_ID = 0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class FlatLayout:
+    """A padded batch of whole trajectories. Its hidden rows are those of `[N * longest, D]`."""
+
+    token_ids_NL: Tensor
+    """[N, longest] int64, padded with `PADDING_ID`."""
+    edges: LossEdges
+    """One edge a trained token."""
+    num_tokens: int
+    """Tokens of all trajectories, padding not counted."""
+
+    def to(self, device: torch.device) -> FlatLayout:
+        """The same layout on another device."""
+        return FlatLayout(
+            token_ids_NL=self.token_ids_NL.to(device), edges=self.edges.to(device), num_tokens=self.num_tokens
+        )
+
+
+def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> FlatLayout:
+    """Lay out some trajectories of a batch one a row, in the order given."""
+    length_N = batch.length_N[trajectories]
+    token_ids_NL = np.full((trajectories.size, length_N.max()), PADDING_ID, dtype=np.int64)
+    for row, (trajectory, length) in enumerate(zip(trajectories, length_N, strict=True)):
+        begin = batch.offsets[trajectory]
+        token_ids_NL[row, :length] = batch.token_ids_F[begin : begin + length]
+    policy = batch.policy_tokens(trajectories)
+    trajectory_P = batch.trajectory_P[policy]
+    row_of = np.zeros(batch.num_trajectories, dtype=np.int64)
+    row_of[trajectories] = np.arange(trajectories.size)
+    slot_P = row_of[trajectory_P] * token_ids_NL.shape[1] + batch.trained_P[policy] - batch.offsets[trajectory_P]
+    return FlatLayout(
+        token_ids_NL=torch.from_numpy(token_ids_NL),
+        edges=loss_edges(
+            slot_P, batch.temperature_N[trajectory_P], np.arange(token_ids_NL.size) - 1, token_ids_NL.reshape(-1)
+        ),
+        num_tokens=int(length_N.sum()),
+    )

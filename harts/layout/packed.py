@@ -1,0 +1,174 @@
+"""The packed layout: one microbatch's trees in pre-order.
+
+A token's descendants are contiguous in pre-order, so query `q` sees key `k` iff `k <= q < subtree_end_T[k]`, at any
+depth. Everything that layers index with is built here once a microbatch and reused by all of them. Does not shard
+over context.
+
+Shapes (docs/notation.md has the whole alphabet): `T` packed tokens, `R` rows of the run order, `S` segments,
+`N` trajectories, `F` tokens of all trajectories, `P` trained ones of these, `E` loss edges, `G` chunks of `C` tokens,
+`W` convolution width.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from harts.data import TrajectoryBatch
+from harts.layout.blocks import QueryBlock, query_blocks
+from harts.layout.chunk_index import ChunkIndex, chunk_index
+from harts.layout.edges import LossEdges, loss_edges
+from harts.layout.rounds import RunPlan, plan_runs
+from harts.tree.prefix_tree import PrefixTree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayoutNeeds:
+    """What a model's layers index with; stated by its family."""
+
+    chunk_size: int | None
+    """C of its chunked linear attention; None if it has none."""
+    conv_width: int
+    """W of its widest short convolution; 1 if it has none."""
+    query_block_size: int = 128
+    """Queries of a block of the SDPA path. Larger blocks see more branches they must mask out."""
+    replay: bool = True
+    """False starts chunks at branch points instead of where training alone starts them. An ablation: inexact."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class PackedLayout:
+    """The distinct tokens of a microbatch and how layers walk them.
+
+    Example (`abcde`, `abxy`, `abcz`, `abc`): tokens a b c d e z x y, `parent_T` [-1 0 1 2 3 2 1 6],
+    `subtree_end_T` [8 8 6 5 5 6 8 8], `multiplicity_T` [4 4 3 1 1 1 1 1].
+    """
+
+    token_ids_T: Tensor
+    """[T] int64. Vocabulary ids."""
+    position_T: Tensor
+    """[T] int64. Depth on the path: the position the token has in its trajectories."""
+    parent_T: Tensor
+    """[T] int64. Packed index of the token before; -1 at a root."""
+    subtree_end_T: Tensor
+    """[T] int64. One past the last descendant of each token."""
+    multiplicity_T: Tensor
+    """[T] int64, >= 1. Trajectories that contain the token."""
+    ancestors_WT: Tensor
+    """[W - 1, T] int64. Row `w` holds each token's `w + 1`-th nearest ancestor, T for none."""
+    query_blocks: tuple[QueryBlock, ...]
+    """Key lists of the SDPA path."""
+    runs: RunPlan | None
+    """Runs and rounds of linear attention (NumPy); None without linear attention."""
+    chunks: ChunkIndex | None
+    """The chunks of all runs; None without linear attention."""
+    edges: LossEdges
+    """Loss edges and the way back to every trajectory."""
+
+    @property
+    def num_tokens(self) -> int:
+        """T."""
+        return self.token_ids_T.numel()
+
+    def to(self, device: torch.device) -> PackedLayout:
+        """The same layout with every tensor on another device."""
+        tensors = ("token_ids_T", "position_T", "parent_T", "subtree_end_T", "multiplicity_T", "ancestors_WT")
+        return replace(
+            self,
+            **{name: getattr(self, name).to(device, non_blocking=True) for name in tensors},
+            query_blocks=tuple(block.to(device) for block in self.query_blocks),
+            chunks=None if self.chunks is None else self.chunks.to(device),
+            edges=self.edges.to(device),
+        )
+
+
+def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> PackedLayout:
+    """Lay out the trees of one microbatch.
+
+    Args:
+        tree: Of the microbatch's trajectories; its numbers are those of `batch`.
+        batch: The whole step.
+        needs: Of the model that will run it.
+    """
+    length_S = tree.end_S - tree.start_S
+    position_T = _consecutive(tree.start_S, length_S)
+    parent_T = np.arange(tree.num_tokens) - 1
+    root_S = tree.parent_S < 0
+    parent_T[tree.offset_S] = np.where(root_S, -1, (tree.offset_S + length_S - 1)[tree.parent_S])
+    subtree_end_T = np.repeat(_subtree_end(tree), length_S)
+    root_start_T = np.repeat(tree.offset_S[np.maximum.accumulate(np.where(root_S, np.arange(root_S.size), 0))], length_S)
+    token_ids_T = _packed_ids(tree, batch)
+    policy, token_P = _packed_policy_tokens(tree, batch)
+    runs = None if needs.chunk_size is None else plan_runs(tree, needs.chunk_size, replay=needs.replay)
+    return PackedLayout(
+        token_ids_T=torch.from_numpy(token_ids_T),
+        position_T=torch.from_numpy(position_T),
+        parent_T=torch.from_numpy(parent_T),
+        subtree_end_T=torch.from_numpy(subtree_end_T),
+        multiplicity_T=torch.from_numpy(np.repeat(tree.multiplicity_S, length_S)),
+        ancestors_WT=_ancestors(torch.from_numpy(parent_T), needs.conv_width),
+        query_blocks=query_blocks(subtree_end_T, root_start_T, needs.query_block_size),
+        runs=runs,
+        chunks=None if runs is None else chunk_index(runs),
+        edges=loss_edges(token_P, batch.temperature_N[batch.trajectory_P[policy]], parent_T, token_ids_T),
+    )
+
+
+def flat_to_packed(tree: PrefixTree) -> NDArray[np.int64]:
+    """`restore_F`: the packed index of every token of every trajectory, in the tree's order of trajectories.
+
+    A trajectory's tokens beyond what it shares with the one before are new and packed consecutively.
+    """
+    new_N = tree.length_N - tree.lcp_N
+    path_L = np.zeros(tree.length_N.max(), dtype=np.int64)
+    restored = []
+    for length, lcp, begin in zip(tree.length_N, tree.lcp_N, np.cumsum(new_N) - new_N, strict=True):
+        path_L[lcp:length] = np.arange(begin, begin + length - lcp)
+        restored.append(path_L[:length].copy())
+    return np.concatenate(restored)
+
+
+def _packed_policy_tokens(tree: PrefixTree, batch: TrajectoryBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The trained tokens in the tree's order of trajectories: their `P` columns, and their packed tokens."""
+    policy = batch.policy_tokens(tree.order_N)
+    trajectory_P = batch.trajectory_P[policy]
+    depth_P = batch.trained_P[policy] - batch.offsets[trajectory_P]
+    flat_begin = np.zeros(batch.num_trajectories, dtype=np.int64)
+    flat_begin[tree.order_N] = np.cumsum(tree.length_N) - tree.length_N
+    return policy, flat_to_packed(tree)[flat_begin[trajectory_P] + depth_P]
+
+
+def _packed_ids(tree: PrefixTree, batch: TrajectoryBatch) -> NDArray[np.int64]:
+    begin_N = batch.offsets[tree.order_N] + tree.lcp_N
+    return batch.token_ids_F[_consecutive(begin_N, tree.length_N - tree.lcp_N)]
+
+
+def _subtree_end(tree: PrefixTree) -> NDArray[np.int64]:
+    """[S] one past the last packed token below each segment; children come after parents, so one backward pass."""
+    end_S = tree.offset_S + tree.end_S - tree.start_S
+    for segment in range(end_S.size - 1, -1, -1):
+        parent = tree.parent_S[segment]
+        if parent >= 0 and end_S[segment] > end_S[parent]:
+            end_S[parent] = end_S[segment]
+    return end_S
+
+
+def _ancestors(parent_T: Tensor, conv_width: int) -> Tensor:
+    # One extra slot makes "no ancestor" (T) its own ancestor.
+    parent = torch.cat([parent_T, parent_T.new_tensor([-1])])
+    parent[parent < 0] = parent_T.numel()
+    rows, ancestor = [], torch.arange(parent_T.numel())
+    for _ in range(conv_width - 1):
+        ancestor = parent[ancestor]
+        rows.append(ancestor)
+    return torch.stack(rows) if rows else parent_T.new_empty(0, parent_T.numel())
+
+
+def _consecutive(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
+    """begin[0], begin[0] + 1, ... `count[0]` numbers, then the same for every further entry."""
+    skipped = np.cumsum(count) - count
+    return np.arange(count.sum()) + np.repeat(begin - skipped, count)

@@ -1,0 +1,120 @@
+"""A Hugging Face causal LM that also runs on layouts.
+
+What HARTS changes on a model: the class of each layer in `TreeModel.replaced` (to a subclass with the same
+parameters), and the attention implementation of its configuration. `restore` undoes both. The layout travels as a
+keyword through the model's own forward, so checkpointing, hooks and autograd threads see nothing unusual.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from harts.layout.flat import FlatLayout
+from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.attention import ATTENTION_NAME
+from harts.models.registry import check_modules, find_family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TreeModel:
+    """A prepared model. Without a layout, `module` behaves as before.
+
+    Example:
+        >>> model = harts.prepare(Qwen3_5ForCausalLM(config))  # doctest: +SKIP
+        >>> model.module.generate(...)  # doctest: +SKIP
+    """
+
+    module: PreTrainedModel
+    """The causal LM. Train its parameters and save it as usual."""
+    needs: LayoutNeeds
+    """What its layers index with."""
+    replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
+    """Every layer that now has a tree class, and its original class."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where its embeddings are."""
+        return self.module.get_input_embeddings().weight.device
+
+    @property
+    def vocab_size(self) -> int:
+        """Rows of its embedding table."""
+        return self.module.get_input_embeddings().weight.shape[0]
+
+    @property
+    def head(self) -> nn.Linear:
+        """The LM head."""
+        head = self.module.get_output_embeddings()
+        if not isinstance(head, nn.Linear):
+            raise ValueError(f"The LM head is a {type(head).__qualname__}, expected nn.Linear. Leave it out of the adapters.")
+        return head
+
+    def hidden_states(self, layout: PackedLayout | FlatLayout) -> Tensor:
+        """Run the decoder, all but the LM head.
+
+        Returns:
+            [T, D] for a `PackedLayout`, [N * longest, D] for a `FlatLayout`.
+        """
+        decoder = self.module.get_decoder()
+        if isinstance(layout, FlatLayout):
+            return decoder(layout.token_ids_NL, use_cache=False).last_hidden_state.flatten(0, 1)
+        # Prepared masks keep transformers from building its own T x T one from the positions; nothing reads these.
+        no_masks = dict.fromkeys(self.module.config.layer_types or ["full_attention"])
+        output = decoder(
+            layout.token_ids_T[None],
+            position_ids=layout.position_T[None],
+            attention_mask=no_masks,
+            use_cache=False,
+            harts_layout=layout,
+        )
+        return output.last_hidden_state[0]
+
+    def restore(self) -> PreTrainedModel:
+        """Undo `prepare`. The handle must not be used afterwards."""
+        for layer, original in self.replaced:
+            layer.__class__ = original
+        self.module.set_attn_implementation("sdpa")
+        return self.module
+
+
+def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
+    """Let a model run on prefix trees, in place.
+
+    Args:
+        model: A transformers causal LM, or a wrapper around one (a peft model). Its attention implementation must be
+            "sdpa", transformers' default.
+        replay: False starts linear-attention chunks at branch points. An ablation: results are no longer those of
+            training each trajectory alone.
+
+    Raises:
+        ValueError: If the model or one of its layers is not known to run on trees; the message names it.
+    """
+    causal_lm = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
+    if causal_lm is None:
+        raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
+    config = causal_lm.config
+    implementation = config._attn_implementation
+    if implementation != "sdpa":
+        fix = "It is prepared already." if implementation == ATTENTION_NAME else 'Load it with attn_implementation="sdpa".'
+        raise ValueError(f"The model's attention implementation is {implementation!r}, expected 'sdpa'. {fix}")
+    family = find_family(config)
+    if not isinstance(causal_lm, family.causal_lm):
+        raise ValueError(
+            f"Got a {type(causal_lm).__qualname__}, expected a {family.causal_lm.__qualname__}. Load the model with that class."
+        )
+    check_modules(causal_lm, family)
+    if config.attention_dropout:
+        raise ValueError(
+            f"attention_dropout is {config.attention_dropout}, expected 0: trajectories that share a token would need "
+            "different masks for it. Set config.attention_dropout to 0."
+        )
+    replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
+    for layer, original in replaced:
+        layer.__class__ = family.tree_classes[original]
+    causal_lm.set_attn_implementation(ATTENTION_NAME)
+    needs = family.layout_needs(config)
+    return TreeModel(module=causal_lm, needs=replace(needs, replay=replay), replaced=replaced)

@@ -1,0 +1,50 @@
+"""Qwen3.5 (text, dense): Gated DeltaNet and gated full attention with partial, multi-axis rotary positions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.qwen3_5 import modeling_qwen3_5 as hf
+
+from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
+from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.family import Family
+
+
+class TreeQwen3_5GatedDeltaNet(hf.Qwen3_5GatedDeltaNet):  # noqa: N801 - transformers' name with a prefix
+    """The layer on a layout; without one, transformers' own."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any) -> Tensor:
+        """[1, T, D] to [1, T, D]."""
+        if harts_layout is None:
+            return super().forward(hidden_states, *args, **options)
+        hidden_TD = hidden_states[0]
+        output_THV = tree_gated_delta_net(
+            self,
+            self.in_proj_qkv(hidden_TD),
+            self.in_proj_a(hidden_TD),
+            self.in_proj_b(hidden_TD),
+            harts_layout,
+        )
+        gate_THV = self.in_proj_z(hidden_TD).view_as(output_THV)
+        return self.out_proj(self.norm(output_THV, gate_THV).flatten(-2))[None]
+
+
+FAMILY = Family(
+    causal_lm=hf.Qwen3_5ForCausalLM,
+    layer_types=frozenset({"full_attention", "linear_attention"}),
+    tree_classes={hf.Qwen3_5GatedDeltaNet: TreeQwen3_5GatedDeltaNet},
+    attention_classes=frozenset({hf.Qwen3_5Attention}),
+    token_wise_classes=frozenset(
+        {
+            hf.Qwen3_5TextModel,
+            hf.Qwen3_5DecoderLayer,
+            hf.Qwen3_5MLP,
+            hf.Qwen3_5RMSNorm,
+            hf.Qwen3_5RMSNormGated,
+            hf.Qwen3_5TextRotaryEmbedding,
+        }
+    ),
+    layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+)

@@ -1,0 +1,50 @@
+"""Qwen3-Next: Gated DeltaNet and gated full attention, with mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from transformers.models.qwen3_next import modeling_qwen3_next as hf
+
+from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
+from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.family import Family
+
+
+class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
+    """The layer on a layout; without one, transformers' own."""
+
+    def forward(self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any) -> Tensor:
+        """[1, T, D] to [1, T, D]."""
+        if harts_layout is None:
+            return super().forward(hidden_states, *args, **options)
+        query, key, value, gate, b, a = self.fix_query_key_value_ordering(
+            self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states)
+        )
+        mixed_TD = torch.cat([x[0].flatten(-2) for x in (query, key, value)], dim=-1)
+        output_THV = tree_gated_delta_net(self, mixed_TD, a[0], b[0], harts_layout)
+        return self.out_proj(self.norm(output_THV, gate[0]).flatten(-2))[None]
+
+
+FAMILY = Family(
+    causal_lm=hf.Qwen3NextForCausalLM,
+    layer_types=frozenset({"full_attention", "linear_attention"}),
+    tree_classes={hf.Qwen3NextGatedDeltaNet: TreeQwen3NextGatedDeltaNet},
+    attention_classes=frozenset({hf.Qwen3NextAttention}),
+    token_wise_classes=frozenset(
+        {
+            hf.Qwen3NextModel,
+            hf.Qwen3NextDecoderLayer,
+            hf.Qwen3NextMLP,
+            hf.Qwen3NextSparseMoeBlock,
+            hf.Qwen3NextTopKRouter,
+            hf.Qwen3NextExperts,
+            hf.Qwen3NextRMSNorm,
+            hf.Qwen3NextRMSNormGated,
+            hf.Qwen3NextRotaryEmbedding,
+        }
+    ),
+    layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+)

@@ -1,0 +1,74 @@
+"""Which models run on trees. Fails closed: what is not known here is refused by name."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from torch import nn
+from transformers import PreTrainedConfig, PreTrainedModel
+
+from harts.models.family import Family
+
+# model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
+FAMILIES = {"qwen3": "qwen3", "qwen3_5_text": "qwen3_5", "qwen3_next": "qwen3_next"}
+
+# Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
+TOKEN_WISE_PACKAGES = ("torch.nn.modules.activation", "transformers.activations", "peft.tuners.lora", "peft.tuners.tuners_utils")
+TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Conv1d)
+CONTAINER_CLASSES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Sequential)
+
+
+def find_family(config: PreTrainedConfig) -> Family:
+    """The family of a configuration.
+
+    Raises:
+        ValueError: If its `model_type` or one of its layer types is not supported.
+    """
+    model_type = config.model_type
+    if model_type not in FAMILIES:
+        raise ValueError(
+            f"Model type {model_type!r} does not run on trees; supported are {', '.join(sorted(FAMILIES))}. "
+            f'Train it with execution="flat" on the unprepared model, or add harts/models/families/{model_type}.py.'
+        )
+    family: Family = import_module(f"harts.models.families.{FAMILIES[model_type]}").FAMILY
+    unknown = sorted(set(config.layer_types or ()) - family.layer_types)
+    if unknown:
+        raise ValueError(
+            f"{model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
+            f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
+        )
+    return family
+
+
+def check_modules(model: PreTrainedModel, family: Family) -> None:
+    """Refuse a model with a module whose class nobody has checked on trees, or with active dropout.
+
+    A class counts as known if its `forward` is a known class's own, so wrappers that only add hooks pass and a
+    subclass that computes something else does not.
+
+    Raises:
+        ValueError: Naming the module and its class.
+    """
+    known = {*family.tree_classes, *family.attention_classes, *family.token_wise_classes}
+    known |= {*TOKEN_WISE_CLASSES, *CONTAINER_CLASSES, family.causal_lm}
+    for name, module in model.named_modules():
+        if isinstance(module, nn.Dropout):
+            if module.p > 0:
+                raise ValueError(
+                    f"{name} drops out with p = {module.p}: trajectories that share a token would need different "
+                    "masks for it. Set the model's dropout to 0."
+                )
+            continue
+        owner = _forward_owner(type(module))
+        if owner not in known and not owner.__module__.startswith(TOKEN_WISE_PACKAGES):
+            raise ValueError(
+                f"{name or 'the model'} is a {owner.__module__}.{owner.__qualname__}, which HARTS does not know: it may "
+                "carry state from one branch of a tree into another. Remove it, or state in "
+                f"harts/models/families/{FAMILIES[model.config.model_type]}.py how it runs on trees."
+            )
+
+
+def _forward_owner(cls: type[nn.Module]) -> type[nn.Module]:
+    """The class in the inheritance order that defines `forward`; containers define none and stand for themselves."""
+    owner = next(base for base in cls.__mro__ if "forward" in vars(base))
+    return cls if owner is nn.Module else owner

@@ -1,0 +1,160 @@
+"""The theorem: a step on trees is the step on every trajectory alone, to float64 rounding.
+
+The oracle runs transformers unmodified, one trajectory at a time, with full logits. float64 throughout, transformers'
+inner float32 casts lifted in both executions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import harts
+import numpy as np
+import pytest
+import torch
+from harts.data import Trajectory
+from harts.models.tiny import SETTINGS, tiny_model
+from harts.objective.streams import Objective
+from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from transformers import PreTrainedModel
+
+from tests.cases import CASES, RICH, VOCAB_SIZE, Case, decorate, trajectories_of
+
+MODEL_TYPES = sorted(SETTINGS)
+EXACT = 1e-10
+FULL = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
+"""Clipping, a KL penalty and an entropy bonus at once."""
+OBJECTIVES = {
+    "grpo": harts.grpo(),
+    "grpo_by_group": harts.grpo(normalization="group"),
+    "dapo": harts.dapo(),
+    "gspo": harts.gspo(),
+    "cispo": harts.cispo(),
+    "ppo": harts.ppo(kl_coef=0.1),
+    "entropy": harts.ppo(entropy_coef=0.3),
+    "supervised": harts.Supervised(),
+}
+CHECKPOINTING = {
+    "reentrant": {"use_reentrant": True},
+    "non_reentrant": {"use_reentrant": False},
+}
+
+
+def assert_step_equals_oracle(
+    model: PreTrainedModel,
+    trajectories: Sequence[Trajectory],
+    objective: Objective,
+    *,
+    execution: harts.Execution = "tree",
+    max_tokens_per_microbatch: int = 16384,
+) -> harts.StepResult:
+    with float64_throughout():
+        expected_logprobs, expected_loss = one_trajectory_at_a_time(model, trajectories, objective)
+        expected = gradients(model)
+        model.zero_grad()
+        prepared = harts.prepare(model)
+        result = harts.train_step(
+            prepared,
+            trajectories,
+            objective,
+            execution=execution,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
+        actual = gradients(model)
+        prepared.restore()
+    assert_close("log-probs", expected_logprobs, torch.from_numpy(result.logprobs_P), ratio=EXACT)
+    assert abs(result.loss - expected_loss.item()) <= EXACT * max(1.0, abs(expected_loss.item()))
+    assert_gradients_close(expected, actual, ratio=EXACT)
+    return result
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tree_step_equals_training_each_trajectory_alone(case: Case, model_type: str):
+    trajectories = trajectories_of(case)
+    result = assert_step_equals_oracle(tiny_model(model_type, dtype=torch.float64), trajectories, FULL)
+    assert result.num_tokens_distinct <= result.num_tokens_flat == sum(len(t) for t in trajectories)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("objective", OBJECTIVES.values(), ids=OBJECTIVES)
+def test_every_objective(objective: Objective, model_type: str):
+    assert_step_equals_oracle(tiny_model(model_type, dtype=torch.float64), trajectories_of(RICH), objective)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("execution", ["tree", "flat"])
+@pytest.mark.parametrize("checkpointing", CHECKPOINTING.values(), ids=CHECKPOINTING)
+def test_activation_checkpointing(checkpointing: dict[str, bool], execution: harts.Execution, model_type: str):
+    model = tiny_model(model_type, dtype=torch.float64)
+    model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
+    assert_step_equals_oracle(model, trajectories_of(RICH), FULL, execution=execution)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+@pytest.mark.parametrize("budget", [300, 16384], ids=["one_at_a_time", "padded_batch"])
+def test_flat_step_is_the_oracle_too(budget: int, model_type: str):
+    model = tiny_model(model_type, dtype=torch.float64)
+    result = assert_step_equals_oracle(
+        model, trajectories_of(RICH), FULL, execution="flat", max_tokens_per_microbatch=budget
+    )
+    assert result.num_tokens_distinct == result.num_tokens_flat
+    assert (result.num_microbatches > 5) == (budget == 300)
+
+
+@pytest.mark.parametrize("budget", [300, 400, 600])
+def test_microbatches_do_not_change_the_step(budget: int):
+    model = tiny_model("qwen3_5_text", dtype=torch.float64)
+    result = assert_step_equals_oracle(model, trajectories_of(RICH), FULL, max_tokens_per_microbatch=budget)
+    assert result.num_microbatches > 1
+
+
+def test_an_all_masked_trajectory_counts_for_nothing():
+    trajectories = list(trajectories_of(RICH))
+    masked = Trajectory.of(trajectories[0].token_ids, loss_mask=np.zeros(len(trajectories[0])), sampling_logprobs=0.0, ref_logprobs=0.0)
+    model = tiny_model("qwen3_5_text", dtype=torch.float64)
+    with_masked = assert_step_equals_oracle(model, [masked, *trajectories], FULL)
+    model.zero_grad()
+    without = assert_step_equals_oracle(model, trajectories, FULL)
+    assert with_masked.loss == pytest.approx(without.loss, rel=EXACT)
+
+
+@settings(max_examples=12, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@given(st.integers(0, 10_000), st.integers(2, 9), st.sampled_from(MODEL_TYPES))
+def test_random_trees(seed: int, num_trajectories: int, model_type: str):
+    rng = np.random.default_rng(seed)
+    words = [rng.integers(0, VOCAB_SIZE, rng.integers(2, 160))]
+    while len(words) < num_trajectories:
+        parent = words[rng.integers(len(words))]
+        words.append(np.concatenate([parent[: rng.integers(0, parent.size + 1)], rng.integers(0, VOCAB_SIZE, rng.integers(1, 90))]))
+    trajectories = decorate([words[i] for i in rng.permutation(len(words))], rng)
+    if any(t.loss_mask.any() for t in trajectories):
+        assert_step_equals_oracle(tiny_model(model_type, dtype=torch.float64), trajectories, FULL)
+
+
+def test_order_and_duplicates_do_not_matter():
+    trajectories = list(trajectories_of(RICH))
+    model = harts.prepare(tiny_model("qwen3_5_text", dtype=torch.float64))
+    steps = []
+    doubled = [replace(t, weight=t.weight / 2) for t in trajectories for _ in range(2)]
+    for variant in (trajectories, trajectories[::-1], doubled):
+        model.module.zero_grad()
+        # By token: normalising by group would see other groups, which the doubled list does not have.
+        harts.train_step(model, variant, harts.dapo(kl_coef=0.1))
+        steps.append(gradients(model.module))
+    for other in steps[1:]:
+        assert_gradients_close(steps[0], other, ratio=EXACT)
+
+
+def test_two_steps_are_bit_equal():
+    model = harts.prepare(tiny_model("qwen3_5_text"))
+    trajectories, runs = trajectories_of(RICH), []
+    for _ in range(2):
+        model.module.zero_grad()
+        result = harts.train_step(model, trajectories, FULL)
+        runs.append((result.logprobs_P, gradients(model.module)))
+    assert np.array_equal(runs[0][0], runs[1][0])
+    assert all(torch.equal(g, runs[1][1][name]) for name, g in runs[0][1].items())
