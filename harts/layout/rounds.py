@@ -5,7 +5,7 @@ a set of runs whose initial states are all known: one packed call of a kernel.
 
 Chunks must begin where they would if each trajectory ran alone, so a path that parts from another inside a chunk
 goes back to the start of that chunk and replays the tokens up to the branch point. A *boundary* is the end of a full
-chunk; it is a *cut* if paths part before the next boundary, for then several runs need the state there. Cutting at
+chunk; it is a *cut* if paths part there or before the next one, for then several runs need its state. Cutting at
 these boundaries and nowhere else takes the fewest rounds, runs and replayed rows at once, under these assumptions: a
 run is one path, starts at the chunk of its first owned row, and returns only its final state.
 """
