@@ -7,10 +7,14 @@ token, so the tree may be a forest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
+
+from harts.data import TrajectoryBatch
+from harts.tree.lcp import sort_with_lcp
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -57,3 +61,158 @@ class PrefixTree:
     def num_trajectory_tokens(self) -> int:
         """F, the tokens of all trajectories."""
         return int(self.length_N.sum())
+
+    @property
+    def num_children_S(self) -> NDArray[np.int64]:
+        """[S] int64. Segments directly below each; two or more where paths part."""
+        return np.bincount(self.parent_S[self.parent_S >= 0], minlength=self.parent_S.size)
+
+    def restrict(self, trajectories: Sequence[int] | NDArray[np.int64]) -> PrefixTree:
+        """The tree of some of the trajectories, without looking at tokens again.
+
+        Args:
+            trajectories: Numbers as in `order_N`, at least one, none twice, in any order.
+
+        Returns:
+            Equals the tree built from these trajectories alone, but `order_N` keeps their numbers in this tree.
+
+        Raises:
+            ValueError: If there is none, one is given twice, or one is not in the tree.
+
+        Example:
+            >>> tree = tree_from_lcp([3, 0, 2, 1], [3, 5, 4, 4], [0, 3, 3, 2])
+            >>> tree.restrict([1, 0]).lcp_N.tolist()
+            [0, 2]
+        """
+        wanted = np.asarray(trajectories, dtype=np.int64)
+        if wanted.size == 0:
+            raise ValueError("Got no trajectories to restrict the tree to, expected at least one.")
+        member_N = np.isin(self.order_N, wanted)
+        if member_N.sum() != wanted.size:
+            numbers, counts = np.unique(wanted, return_counts=True)
+            bad = numbers[(counts > 1) | ~np.isin(numbers, self.order_N)]
+            raise ValueError(
+                f"Trajectories {bad[:10].tolist()} are given twice or are not in the tree. "
+                "Name trajectories of order_N, each once."
+            )
+        position = np.flatnonzero(member_N)
+        # Two trajectories share as much as the least of the neighbours' common prefixes between them.
+        lcp_N = np.zeros(position.size, dtype=np.int64)
+        if position.size > 1:
+            lcp_N[1:] = np.minimum.reduceat(self.lcp_N[: position[-1] + 1], position[:-1] + 1)
+        return tree_from_lcp(self.order_N[position], self.length_N[position], lcp_N)
+
+
+def build_prefix_tree(batch: TrajectoryBatch) -> PrefixTree:
+    """Merge trajectories that start with the same tokens.
+
+    Two trajectories share a token only while every token id and share key up to it is equal.
+
+    Args:
+        batch: The trajectories of a step.
+
+    Returns:
+        The tree whose path to `tail_N[i]` spells the first `length_N[i]` tokens of trajectory `order_N[i]`.
+
+    Example:
+        >>> from harts.data import Trajectory
+        >>> tree = build_prefix_tree(TrajectoryBatch.of([Trajectory.of([1, 2, 3]), Trajectory.of([1, 2, 4])]))
+        >>> tree.num_tokens, tree.num_trajectory_tokens
+        (4, 6)
+    """
+    order_N, lcp_N = sort_with_lcp(batch)
+    return tree_from_lcp(order_N, batch.length_N[order_N], lcp_N)
+
+
+def tree_from_lcp(order_N: ArrayLike, length_N: ArrayLike, lcp_N: ArrayLike) -> PrefixTree:
+    """Build the tree from the lengths of sorted trajectories and what neighbours share; tokens are not needed.
+
+    Args:
+        order_N: [N] int. Trajectory numbers in lexicographic order.
+        length_N: [N] int, >= 1. Tokens of each.
+        lcp_N: [N] int. Tokens shared with the one before; 0 for the first.
+
+    Returns:
+        The tree. O(N) after one sort of at most 2 N segment keys.
+
+    Raises:
+        ValueError: If the arrays are empty, differ in size, or belong to no sorted list of trajectories.
+
+    Example:
+        >>> tree_from_lcp([3, 0, 2, 1], [3, 5, 4, 4], [0, 3, 3, 2]).parent_S.tolist()
+        [-1, 0, 1, 1, 0]
+    """
+    order_N, length_N, lcp_N = (np.asarray(values, dtype=np.int64) for values in (order_N, length_N, lcp_N))
+    _check_lcp(order_N, length_N, lcp_N)
+    piece_N = np.array(_pieces_that_fork(length_N.tolist(), lcp_N.tolist()), dtype=np.int64)
+    # A trajectory's new tokens are one piece of the packed order. A segment is named by its piece and its end, and
+    # these names in ascending order are the pre-order.
+    stride = int(length_N.max()) + 1
+    fork_N = piece_N * stride + lcp_N
+    leaf_N = np.arange(length_N.size) * stride + length_N
+    new_N = length_N > lcp_N
+    name_S = np.unique(np.concatenate([fork_N[lcp_N > 0], leaf_N[new_N]]))
+    piece_S, end_S = np.divmod(name_S, stride)
+    first_S = np.diff(piece_S, prepend=-1) > 0
+    above_S = np.searchsorted(name_S, fork_N[piece_S])
+    parent_S = np.where(first_S, np.where(lcp_N[piece_S] > 0, above_S, -1), np.arange(name_S.size) - 1)
+    start_S = np.where(first_S, lcp_N[piece_S], np.roll(end_S, 1))
+    tail_N = np.searchsorted(name_S, np.where(new_N, leaf_N, fork_N))
+    size_S = end_S - start_S
+    return PrefixTree(
+        order_N=order_N,
+        length_N=length_N,
+        lcp_N=lcp_N,
+        parent_S=parent_S,
+        start_S=start_S,
+        end_S=end_S,
+        offset_S=np.cumsum(size_S) - size_S,
+        multiplicity_S=_sum_over_descendants(np.bincount(tail_N, minlength=name_S.size), parent_S),
+        tail_N=tail_N,
+    )
+
+
+def _check_lcp(order_N: NDArray[np.int64], length_N: NDArray[np.int64], lcp_N: NDArray[np.int64]) -> None:
+    if length_N.ndim != 1 or length_N.size == 0 or not order_N.shape == length_N.shape == lcp_N.shape:
+        raise ValueError(
+            f"Got order, length and lcp of shapes {order_N.shape}, {length_N.shape} and {lcp_N.shape}, "
+            "expected one entry a trajectory in each, and at least one trajectory."
+        )
+    if length_N.min() < 1:
+        raise ValueError(
+            f"Length {length_N.min()} at place {length_N.argmin()}, expected at least 1. Remove empty trajectories."
+        )
+    if lcp_N[0] != 0:
+        raise ValueError(f"lcp[0] is {lcp_N[0]}, expected 0: the first trajectory has none before it.")
+    # As long as the whole trajectory, a common prefix must be all of the one before too, or that should sort later.
+    limit_N = np.minimum(length_N[1:], length_N[:-1]) - (length_N[1:] < length_N[:-1])
+    bad = np.flatnonzero((lcp_N[1:] < 0) | (lcp_N[1:] > limit_N)) + 1
+    if bad.size:
+        i = int(bad[0])
+        raise ValueError(
+            f"lcp[{i}] is {lcp_N[i]} between trajectories of lengths {length_N[i - 1]} and {length_N[i]}, "
+            f"expected 0 to {limit_N[i - 1]}. Sort the trajectories, a prefix before what it begins, "
+            "and compare each with the one before."
+        )
+
+
+def _pieces_that_fork(lengths: list[int], lcps: list[int]) -> list[int]:
+    """For each trajectory, the one whose new tokens hold the last token shared with the one before; -1 if none."""
+    pieces: list[int] = []
+    path: list[int] = []  # trajectories whose new tokens make up the path to the current one, from the root on
+    for i, (length, lcp) in enumerate(zip(lengths, lcps, strict=True)):
+        while path and lcps[path[-1]] >= lcp:
+            path.pop()
+        pieces.append(path[-1] if path else -1)
+        if length > lcp:
+            path.append(i)
+    return pieces
+
+
+def _sum_over_descendants(count_S: NDArray[np.int64], parent_S: NDArray[np.int64]) -> NDArray[np.int64]:
+    totals, parents = count_S.tolist(), parent_S.tolist()
+    # Children have larger numbers than their parent, so this order completes a segment before it is passed on.
+    for segment in range(len(totals) - 1, -1, -1):
+        if parents[segment] >= 0:
+            totals[parents[segment]] += totals[segment]
+    return np.array(totals, dtype=np.int64)

@@ -1,0 +1,133 @@
+"""Plans recounted from the trees of their microbatches."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations, pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from harts.data import Trajectory, TrajectoryBatch
+from harts.data.trajectory import example_trajectories
+from harts.plan import CostModel, Plan, make_plan
+from harts.tree import PrefixTree, build_prefix_tree
+
+COST = CostModel(flops_per_token=0.1, flops_per_pair=0.03)
+words_strategy = st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=10)
+
+
+def tree_of(words: list[str]) -> PrefixTree:
+    return build_prefix_tree(TrajectoryBatch.of([Trajectory.of([ord(c) for c in word]) for word in words]))
+
+
+def example_plan(limit: int, *, sharing: bool = True) -> Plan:
+    tree = build_prefix_tree(TrajectoryBatch.of(example_trajectories()))
+    return make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, sharing=sharing)
+
+
+def num_distinct(words: list[str]) -> int:
+    return len({word[: d + 1] for word in words for d in range(len(word))})
+
+
+def test_worked_example_with_sharing():
+    one, two = example_plan(6).slots[0]
+    assert (one.trajectories, one.num_tokens, one.num_trajectory_tokens) == ((3, 0, 2), 6, 12)
+    assert (two.trajectories, two.num_tokens, two.num_trajectory_tokens) == ((1,), 4, 4)
+    assert [m.trajectories for m in example_plan(8).slots[0]] == [(3, 0, 2, 1)]
+
+
+def test_worked_example_without_sharing_sorts_by_length():
+    # 10 padded tokens hold abcde + one word of 4, then 4 + 3.
+    assert [m.trajectories for m in example_plan(10, sharing=False).slots[0]] == [(0, 2), (3, 1)]
+    assert [m.num_tokens for m in example_plan(10, sharing=False).slots[0]] == [9, 7]
+
+
+@given(words_strategy, st.integers(0, 20), st.booleans())
+def test_microbatches_hold_each_trajectory_once_within_the_limit(words, spare, sharing):
+    tree, limit = tree_of(words), max(map(len, words)) + spare
+    plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, sharing=sharing)
+    assert sorted(i for m in plan.slots[0] for i in m.trajectories) == list(range(len(words)))
+    for m in plan.slots[0]:
+        members = [words[i] for i in m.trajectories]
+        assert members == sorted(members)
+        assert m.num_trajectory_tokens == sum(map(len, members))
+        alone = tree.restrict(m.trajectories)
+        assert m.trajectories == tuple(alone.order_N)
+        if sharing:
+            assert m.num_tokens == alone.num_tokens == num_distinct(members) <= limit
+            assert m.predicted_work == COST.tree_work(alone)
+        else:
+            assert m.num_tokens == m.num_trajectory_tokens
+            assert len(members) * max(map(len, members)) <= limit
+            assert m.predicted_work == pytest.approx(sum(COST.path_work(len(word)) for word in members))
+
+
+@given(st.lists(st.text("abc", min_size=1, max_size=6), min_size=1, max_size=7), st.integers(0, 8))
+def test_no_other_cuts_of_the_order_make_fewer_microbatches(words, spare):
+    limit = max(map(len, words)) + spare
+    ordered = sorted(words)
+
+    def fits(cuts: tuple[int, ...]) -> bool:
+        bounds = [0, *cuts, len(ordered)]
+        return all(num_distinct(ordered[a:b]) <= limit for a, b in pairwise(bounds))
+
+    counts = range(len(ordered))
+    fewest = 1 + next(k for k in counts if any(fits(cuts) for cuts in combinations(range(1, len(ordered)), k)))
+    plan = make_plan(tree_of(words), max_tokens_per_microbatch=limit, cost=COST)
+    assert len(plan.slots[0]) == fewest
+
+
+@given(words_strategy, st.integers(0, 8), st.booleans(), st.data())
+def test_order_of_the_batch_does_not_change_the_work(words, spare, sharing, data):
+    limit = max(map(len, words)) + spare
+    shuffled = data.draw(st.permutations(words))
+    plans = [
+        make_plan(tree_of(w), max_tokens_per_microbatch=limit, cost=COST, sharing=sharing) for w in (words, shuffled)
+    ]
+    one, other = ([(m.num_tokens, m.num_trajectory_tokens, m.predicted_work) for m in p.slots[0]] for p in plans)
+    assert one == other
+
+
+def test_an_over_long_trajectory_is_named_with_the_limit_to_set():
+    with pytest.raises(ValueError, match=r"Trajectory 0 has 5 tokens .* is 3 \(3 in all .* at least 5"):
+        example_plan(3)
+    with pytest.raises(ValueError, match="Trajectory 0 has 5 tokens"):
+        example_plan(4, sharing=False)
+
+
+@pytest.mark.parametrize("sharing", [True, False])
+def test_json_round_trip_is_exact(sharing):
+    plan = example_plan(6, sharing=sharing)
+    assert Plan.from_json(plan.to_json()) == plan
+    assert Plan.from_json(plan.to_json()).digest == plan.digest
+
+
+def test_digest_tells_plans_apart_and_stays_what_it_was():
+    # Stored plans carry it: a change here needs a new FORMAT_VERSION.
+    assert example_plan(6).digest == "0f7643cd709965ff1fadc8b279faffc6058d8af4a70fc3ff52d69fb50fc5d6a6"
+    assert len({example_plan(6).digest, example_plan(7).digest, example_plan(6, sharing=False).digest}) == 3
+
+
+def damaged(change) -> str:
+    fields = json.loads(example_plan(6).to_json())
+    change(fields)
+    return json.dumps(fields)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[]", "version None"),
+        (damaged(lambda f: f.update(version=2)), "version 2, expected 1"),
+        (damaged(lambda f: f.pop("sharing")), "sharing"),
+        (damaged(lambda f: f["slots"][0][0].pop("num_tokens")), "num_tokens"),
+        (damaged(lambda f: f["slots"][0][0].update(color=1)), "color"),
+        (damaged(lambda f: f["slots"].append([])), r"\[2, 0\] slots"),
+        ("{", "Expecting property name"),
+    ],
+)
+def test_damaged_plans_are_refused(text, message):
+    with pytest.raises(ValueError, match=message):
+        Plan.from_json(text)
