@@ -25,7 +25,6 @@ from harts.logprobs import linear_logprobs, restore
 from harts.models import TreeModel
 from harts.objective import check_streams, loss_weights
 from harts.objective.streams import Objective, PolicyStreams
-from harts.plan.cost import CostModel
 from harts.plan.plan import Plan, make_plan
 from harts.tree.prefix_tree import PrefixTree, build_prefix_tree
 
@@ -89,7 +88,7 @@ def train_step(
     loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
 
     tree = build_prefix_tree(batch)
-    plan = _plan(tree, execution, max_tokens_per_microbatch)
+    plan = _plan(tree, model, execution, max_tokens_per_microbatch)
     loss, metrics, logprobs_P, layouts = 0.0, {}, np.empty(batch.trained_P.size), []
     for members, layout in _layouts(batch, tree, plan, model):
         hidden_TD = model.hidden_states(layout)
@@ -141,19 +140,19 @@ def compute_logprobs(
     batch.check_vocabulary(model.vocab_size)
     tree = build_prefix_tree(batch)
     logprobs_P = np.empty(batch.trained_P.size)
-    for members, layout in _layouts(batch, tree, _plan(tree, execution, max_tokens_per_microbatch), model):
+    for members, layout in _layouts(batch, tree, _plan(tree, model, execution, max_tokens_per_microbatch), model):
         logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges)
         logprobs_P[batch.policy_tokens(members)] = restore(logprob_E, layout.edges.edge_P).double().cpu().numpy()
     return logprobs_P
 
 
-def _plan(tree: PrefixTree, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
+def _plan(tree: PrefixTree, model: TreeModel, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
     if execution not in ("tree", "flat"):
         raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
     return make_plan(
         tree,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
-        cost=CostModel.default(),
+        cost=model.cost,
         sharing=execution == "tree",
     )
 

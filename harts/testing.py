@@ -51,7 +51,8 @@ def one_trajectory_at_a_time(
         trained = torch.from_numpy(trajectory.loss_mask).nonzero()[:, 0]
         ids = torch.from_numpy(trajectory.token_ids)
         logits = model(ids[None], use_cache=False).logits[0]
-        log_p = (logits[trained - 1].to(torch.promote_types(logits.dtype, torch.float32)) / trajectory.temperature).log_softmax(-1)
+        logits = logits[trained - 1].to(torch.promote_types(logits.dtype, torch.float32))
+        log_p = (logits / trajectory.temperature).log_softmax(-1)
         logprobs.append(log_p.gather(1, ids[trained, None])[:, 0])
         entropies.append(-(log_p.exp() * log_p).sum(-1))
     logprobs_P = torch.cat(logprobs)

@@ -103,6 +103,11 @@ def _segment_lengths(fresh: Callable[[int], NDArray[np.int64]]) -> Words:
     return words
 
 
+def _ends_inside(fresh: Callable[[int], NDArray[np.int64]]) -> Words:
+    trunk = fresh(140)
+    return [trunk, trunk[:100], trunk, trunk[:64], trunk[:20], trunk[:100]]
+
+
 CASES = [
     Case("worked_example", lambda fresh: [t.token_ids for t in example_trajectories()]),
     Case("one_trajectory", lambda fresh: [fresh(150)]),
@@ -116,7 +121,7 @@ CASES = [
     Case("shorter_than_convolution", _short_segments),
     Case("segment_lengths_around_a_chunk", _segment_lengths),
     Case("one_sample_a_call", _calls),
-    Case("ends_inside_and_duplicates", lambda fresh: (lambda t: [t, t[:100], t, t[:64], t[:20], t[:100]])(fresh(140))),
+    Case("ends_inside_and_duplicates", _ends_inside),
     Case("forest", lambda fresh: [w for _ in range(3) for w in _branches(65, tail=20)(fresh)]),
 ]
 RICH = next(case for case in CASES if case.name == "depth_beyond_two")

@@ -63,7 +63,7 @@ class TrajectoryBatch:
                 token, a negative id, a NaN or infinite number, or lacks a stream that others have.
         """
         if len(trajectories) == 0:
-            raise ValueError("Got no trajectories, expected at least one. Skip the step if the rollout came back empty.")
+            raise ValueError("Got no trajectories, expected at least one. Skip the step if no rollout came back.")
         for i, trajectory in enumerate(trajectories):
             _check(i, trajectory)
         lengths = np.array([len(t) for t in trajectories], dtype=np.int64)
@@ -113,7 +113,8 @@ class TrajectoryBatch:
             i = int(np.searchsorted(self.offsets, bad_F[0], side="right")) - 1
             raise ValueError(
                 f"Trajectory {i} has token id {self.token_ids_F[bad_F[0]]} at position {bad_F[0] - self.offsets[i]}, "
-                f"but the model's vocabulary has {vocab_size} entries. Use the tokenizer that belongs to the model, or resize its embeddings."
+                f"but the model's vocabulary has {vocab_size} entries. "
+                "Use the tokenizer that belongs to the model, or resize its embeddings."
             )
 
 
@@ -122,11 +123,17 @@ def _check(i: int, trajectory: Trajectory) -> None:
     if length == 0:
         raise ValueError(f"Trajectory {i} has no tokens, expected at least one. Remove it before the step.")
     if trajectory.token_ids.min() < 0:
-        raise ValueError(f"Trajectory {i} has the negative token id {trajectory.token_ids.min()}. Remove padding before the step; HARTS needs none.")
+        raise ValueError(
+            f"Trajectory {i} has the negative token id {trajectory.token_ids.min()}, expected ids >= 0. "
+            "Remove padding before the step; HARTS needs none."
+        )
     for name in ("loss_mask", "share_key", *STREAMS):
         stream = getattr(trajectory, name)
         if stream is not None and stream.shape != (length,):
-            raise ValueError(f"Trajectory {i} has {length} tokens but its {name} has shape {stream.shape}. Give one entry a token.")
+            raise ValueError(
+                f"Trajectory {i} has {length} tokens but its {name} has shape {stream.shape}, "
+                f"expected ({length},). Give one entry a token."
+            )
     if trajectory.loss_mask[0]:
         raise ValueError(f"Trajectory {i} trains its first token, which nothing predicts. Set loss_mask[0] to False.")
     for name in STREAMS:
@@ -134,11 +141,20 @@ def _check(i: int, trajectory: Trajectory) -> None:
         # Outside the mask rollout engines leave NaN where nothing was sampled; nothing reads those.
         if stream is not None and not np.isfinite(stream[trajectory.loss_mask]).all():
             at = np.flatnonzero(trajectory.loss_mask & ~np.isfinite(stream))[0]
-            raise ValueError(f"Trajectory {i} has {name}[{at}] = {stream[at]} at a trained token, expected a finite number. Mask that token or repair the stream.")
+            raise ValueError(
+                f"Trajectory {i} has {name}[{at}] = {stream[at]} at a trained token, expected a finite number. "
+                "Mask that token or repair the stream."
+            )
     if not (np.isfinite(trajectory.temperature) and trajectory.temperature > 0):
-        raise ValueError(f"Trajectory {i} has temperature {trajectory.temperature}, expected a finite number > 0. For greedy rollouts use 1.")
+        raise ValueError(
+            f"Trajectory {i} has temperature {trajectory.temperature}, expected a finite number > 0. "
+            "For greedy rollouts use 1."
+        )
     if not (np.isfinite(trajectory.weight) and trajectory.weight >= 0):
-        raise ValueError(f"Trajectory {i} has weight {trajectory.weight}, expected a finite number >= 0.")
+        raise ValueError(
+            f"Trajectory {i} has weight {trajectory.weight}, expected a finite number >= 0. "
+            "To take a trajectory out of the loss, give it weight 0."
+        )
 
 
 def _key(trajectory: Trajectory) -> NDArray[np.int64]:
@@ -151,5 +167,8 @@ def _column(name: str, trajectories: Sequence[Trajectory]) -> NDArray[np.float64
     if len(missing) == len(streams):
         return None
     if missing:
-        raise ValueError(f"Trajectory {missing[0]} has no {name} but others of the step have. Give them for all trajectories or for none.")
+        raise ValueError(
+            f"Trajectory {missing[0]} has no {name} but others of the step have. "
+            "Give them for all trajectories or for none."
+        )
     return np.concatenate([stream[t.loss_mask] for stream, t in zip(streams, trajectories, strict=True)])

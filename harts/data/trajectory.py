@@ -73,7 +73,9 @@ class Trajectory:
         """
         ids = np.asarray(token_ids)
         if ids.size and ids.dtype.kind not in "iu":
-            raise ValueError(f"token_ids must be integers, got {ids.dtype}. Convert the ids before building the trajectory.")
+            raise ValueError(
+                f"token_ids are {ids.dtype}, expected integers. Convert the ids before building the trajectory."
+            )
         mask = np.arange(ids.size) > 0 if loss_mask is None else np.asarray(loss_mask).astype(bool)
         share_key = fields.pop("share_key", None)
         return cls(

@@ -6,6 +6,8 @@ A token that several branches replay receives one gradient from its owner and on
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -26,14 +28,15 @@ def gather_rows(source: Tensor, index: Tensor) -> Tensor:
 
 class _GatherRows(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, source: Tensor, index: Tensor) -> Tensor:
+    def forward(ctx: Any, source: Tensor, index: Tensor) -> Tensor:
         ctx.save_for_backward(index)
         ctx.source_shape = source.shape
         padded = torch.cat([source, source.new_zeros(1, *source.shape[1:])])
         return padded.index_select(0, index.reshape(-1)).reshape(*index.shape, *source.shape[1:])
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        (grad,) = grad_outputs
         (index,) = ctx.saved_tensors
         rows, *rest = ctx.source_shape
         accumulator = torch.promote_types(grad.dtype, torch.float32)

@@ -100,7 +100,8 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
     root_S = tree.parent_S < 0
     parent_T[tree.offset_S] = np.where(root_S, -1, (tree.offset_S + length_S - 1)[tree.parent_S])
     subtree_end_T = np.repeat(_subtree_end(tree), length_S)
-    root_start_T = np.repeat(tree.offset_S[np.maximum.accumulate(np.where(root_S, np.arange(root_S.size), 0))], length_S)
+    root_of_S = np.maximum.accumulate(np.where(root_S, np.arange(root_S.size), 0))
+    root_start_T = np.repeat(tree.offset_S[root_of_S], length_S)
     token_ids_T = _packed_ids(tree, batch)
     policy, token_P = _packed_policy_tokens(tree, batch)
     runs = None if needs.chunk_size is None else plan_runs(tree, needs.chunk_size, replay=needs.replay)

@@ -7,6 +7,7 @@ one chunk of logits, whatever the number of edges (the idea of Cut Cross-Entropy
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -59,7 +60,7 @@ def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperatur
 
 class _LinearLogprobs(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Head) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, options: _Head) -> tuple[Tensor, Tensor]:
         ctx.save_for_backward(hidden, weight, bias)
         ctx.options = options
         dtype = torch.promote_types(hidden.dtype, torch.float32)
@@ -73,7 +74,8 @@ class _LinearLogprobs(torch.autograd.Function):
         return logprob_E, entropy_E
 
     @staticmethod
-    def backward(ctx, grad_logprob: Tensor, grad_entropy: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        grad_logprob, grad_entropy = grad_outputs
         hidden, weight, bias = ctx.saved_tensors
         options = ctx.options
         grad_hidden = torch.empty_like(hidden)
@@ -97,6 +99,6 @@ class _LinearLogprobs(torch.autograd.Function):
         return (
             grad_hidden,
             None if grad_weight is None else grad_weight.to(weight.dtype),
-            None if grad_bias is None else grad_bias.to(bias.dtype),
+            None if grad_bias is None else grad_bias.to(weight.dtype),
             None,
         )

@@ -16,7 +16,9 @@ from transformers import PreTrainedModel
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.attention import ATTENTION_NAME
+from harts.models.family import Family
 from harts.models.registry import check_modules, find_family
+from harts.plan.cost import CostModel
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -32,25 +34,35 @@ class TreeModel:
     """The causal LM. Train its parameters and save it as usual."""
     needs: LayoutNeeds
     """What its layers index with."""
+    cost: CostModel
+    """Predicts the work of a microbatch."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
 
     @property
     def device(self) -> torch.device:
         """Where its embeddings are."""
-        return self.module.get_input_embeddings().weight.device
+        return self._embeddings.device
 
     @property
     def vocab_size(self) -> int:
         """Rows of its embedding table."""
-        return self.module.get_input_embeddings().weight.shape[0]
+        return self._embeddings.shape[0]
+
+    @property
+    def _embeddings(self) -> Tensor:
+        weight = self.module.get_input_embeddings().weight
+        assert isinstance(weight, Tensor)
+        return weight
 
     @property
     def head(self) -> nn.Linear:
         """The LM head."""
         head = self.module.get_output_embeddings()
         if not isinstance(head, nn.Linear):
-            raise ValueError(f"The LM head is a {type(head).__qualname__}, expected nn.Linear. Leave it out of the adapters.")
+            raise ValueError(
+                f"The LM head is a {type(head).__qualname__}, expected nn.Linear. Leave it out of the adapters."
+            )
         return head
 
     def hidden_states(self, layout: PackedLayout | FlatLayout) -> Tensor:
@@ -99,12 +111,16 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
     config = causal_lm.config
     implementation = config._attn_implementation
     if implementation != "sdpa":
-        fix = "It is prepared already." if implementation == ATTENTION_NAME else 'Load it with attn_implementation="sdpa".'
-        raise ValueError(f"The model's attention implementation is {implementation!r}, expected 'sdpa'. {fix}")
+        prepared = implementation == ATTENTION_NAME
+        raise ValueError(
+            f"The model's attention implementation is {implementation!r}, expected 'sdpa'. "
+            + ("It is prepared already." if prepared else 'Load the model with attn_implementation="sdpa".')
+        )
     family = find_family(config)
     if not isinstance(causal_lm, family.causal_lm):
         raise ValueError(
-            f"Got a {type(causal_lm).__qualname__}, expected a {family.causal_lm.__qualname__}. Load the model with that class."
+            f"Got a {type(causal_lm).__qualname__}, expected a {family.causal_lm.__qualname__}. "
+            "Load the model with that class."
         )
     check_modules(causal_lm, family)
     if config.attention_dropout:
@@ -116,5 +132,26 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
     for layer, original in replaced:
         layer.__class__ = family.tree_classes[original]
     causal_lm.set_attn_implementation(ATTENTION_NAME)
-    needs = family.layout_needs(config)
-    return TreeModel(module=causal_lm, needs=replace(needs, replay=replay), replaced=replaced)
+    return TreeModel(
+        module=causal_lm,
+        needs=replace(family.layout_needs(config), replay=replay),
+        cost=_cost(causal_lm, family),
+        replaced=replaced,
+    )
+
+
+def _cost(model: PreTrainedModel, family: Family) -> CostModel:
+    config = model.config
+    embeddings = model.get_input_embeddings().weight
+    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    parameters = sum(
+        p.numel() * (family.active_experts(config) if ".experts." in name else 1.0)
+        for name, p in model.named_parameters()
+        if p is not embeddings
+    )
+    return CostModel.of_model(
+        num_parameters=int(parameters),
+        num_attention_layers=layer_types.count("full_attention"),
+        num_attention_heads=config.num_attention_heads,
+        head_dim=config.head_dim,
+    )

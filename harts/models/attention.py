@@ -28,7 +28,7 @@ def harts_attention_forward(
     harts_layout: PackedLayout | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """transformers' attention signature; tensors are [batch, heads, tokens, width], the output [batch, tokens, heads, V]."""
+    """transformers' attention signature: [batch, heads, tokens, width] in, [batch, tokens, heads, V] out."""
     if harts_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     assert query.shape[0] == 1, "a layout is one packed row"

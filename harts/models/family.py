@@ -31,3 +31,5 @@ class Family:
     """Classes that work on every token alone, and containers."""
     layout_needs: Callable[[PreTrainedConfig], LayoutNeeds]
     """What the layers of a configuration index with."""
+    active_experts: Callable[[PreTrainedConfig], float] = lambda config: 1.0
+    """Share of the experts' parameters that a token passes through."""

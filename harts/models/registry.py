@@ -13,7 +13,7 @@ from harts.models.family import Family
 FAMILIES = {"qwen3": "qwen3", "qwen3_5_text": "qwen3_5", "qwen3_next": "qwen3_next"}
 
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
-TOKEN_WISE_PACKAGES = ("torch.nn.modules.activation", "transformers.activations", "peft.tuners.lora", "peft.tuners.tuners_utils")
+TOKEN_WISE_PACKAGES = ("torch.nn.modules.activation", "transformers.activations", "peft.tuners.lora")
 TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Conv1d)
 CONTAINER_CLASSES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Sequential)
 
@@ -62,8 +62,8 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
         owner = _forward_owner(type(module))
         if owner not in known and not owner.__module__.startswith(TOKEN_WISE_PACKAGES):
             raise ValueError(
-                f"{name or 'the model'} is a {owner.__module__}.{owner.__qualname__}, which HARTS does not know: it may "
-                "carry state from one branch of a tree into another. Remove it, or state in "
+                f"{name or 'The model'} is a {owner.__module__}.{owner.__qualname__}, which HARTS does not know: "
+                "it may carry state from one branch of a tree into another. Remove it, or state in "
                 f"harts/models/families/{FAMILIES[model.config.model_type]}.py how it runs on trees."
             )
 

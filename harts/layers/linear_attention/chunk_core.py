@@ -41,7 +41,8 @@ def chunk_gated_delta_rule(
 
     Args:
         inputs: Rows of all sequences, one after the other.
-        cu_seqlens: [sequences + 1] int64 on the CPU; sequence `i` is rows `cu_seqlens[i]:cu_seqlens[i + 1]`, at least one.
+        cu_seqlens: [sequences + 1] int64 on the CPU; sequence `i` is rows `cu_seqlens[i]:cu_seqlens[i + 1]`, at
+            least one.
         initial_state: [sequences, H, K, V].
         chunk_size: C; chunks are counted from the start of each sequence.
 
@@ -83,9 +84,7 @@ def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Ten
     attention = (query @ key.transpose(-1, -2)) * pairwise
     value_beta = chunked.value * chunked.beta.unsqueeze(-1)
     written = torch.linalg.solve_triangular(system, value_beta, upper=False, unitriangular=True)
-    known = torch.linalg.solve_triangular(
-        system, key_beta * decay.exp().unsqueeze(-1), upper=False, unitriangular=True
-    )
+    known = torch.linalg.solve_triangular(system, key_beta * decay.exp().unsqueeze(-1), upper=False, unitriangular=True)
 
     query = query * decay.exp().unsqueeze(-1)
     key = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)

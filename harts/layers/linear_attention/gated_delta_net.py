@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -15,7 +17,23 @@ L2_NORM_EPSILON = 1e-6
 """That of transformers and fla."""
 
 
-def tree_gated_delta_net(layer: nn.Module, mixed_TD: Tensor, a_TH: Tensor, b_TH: Tensor, layout: PackedLayout) -> Tensor:
+class GatedDeltaNetLayer(Protocol):
+    """What is read of a transformers Gated DeltaNet, whatever its family."""
+
+    conv1d: nn.Conv1d
+    A_log: nn.Parameter
+    dt_bias: nn.Parameter
+    num_k_heads: int
+    num_v_heads: int
+    head_k_dim: int
+    head_v_dim: int
+    key_dim: int
+    value_dim: int
+
+
+def tree_gated_delta_net(
+    layer: GatedDeltaNetLayer, mixed_TD: Tensor, a_TH: Tensor, b_TH: Tensor, layout: PackedLayout
+) -> Tensor:
     """Short convolution, gates and the delta rule along every path.
 
     Args:
@@ -29,8 +47,9 @@ def tree_gated_delta_net(layer: nn.Module, mixed_TD: Tensor, a_TH: Tensor, b_TH:
         [T, H, V] in the dtype of `mixed_TD`, before the gated norm and the output projection.
     """
     assert layout.chunks is not None, "the family states chunk_size in its layout needs"
-    convolved_TD = F.silu(tree_short_conv(mixed_TD, layer.conv1d.weight.squeeze(1), layer.conv1d.bias, layout.ancestors_WT))
-    query, key, value = convolved_TD.split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
+    convolution = layer.conv1d
+    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_WT)
+    query, key, value = F.silu(convolved_TD).split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     compute = torch.promote_types(mixed_TD.dtype, torch.float32)
     copies = layer.num_v_heads // layer.num_k_heads
     query_THK, key_THK = (

@@ -7,7 +7,10 @@ from torch import Tensor
 
 
 def tree_short_conv_reference(x_TD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, parent_T: Tensor) -> Tensor:
-    """`y[t] = bias + sum_w weight[:, W-1-w] * x[w-th ancestor of t]`, zero above the root; arguments as in `gather.py`."""
+    """`y[t] = bias + sum_w weight[:, W-1-w] * x[w-th ancestor of t]`, zero above the root.
+
+    Arguments as in `ancestor_gather.py`, but for `parent_T`: [T] int64, -1 at a root.
+    """
     width = weight_DW.shape[1]
     rows = []
     for token in range(x_TD.shape[0]):

@@ -6,7 +6,9 @@ import torch
 from torch import Tensor
 
 
-def tree_attention_reference(query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, parent_T: Tensor, scale: float) -> Tensor:
+def tree_attention_reference(
+    query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, parent_T: Tensor, scale: float
+) -> Tensor:
     """Attention of every token over its ancestors and itself.
 
     Args:

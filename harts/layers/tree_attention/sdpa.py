@@ -6,6 +6,8 @@ key and value gradients into one buffer in block order.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -13,7 +15,9 @@ from torch import Tensor
 from harts.layout.packed import PackedLayout
 
 
-def tree_attention(query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, *, layout: PackedLayout, scale: float) -> Tensor:
+def tree_attention(
+    query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, *, layout: PackedLayout, scale: float
+) -> Tensor:
     """Attention of every packed token over its path.
 
     Args:
@@ -32,7 +36,7 @@ def tree_attention(query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, *, lay
 
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, layout: PackedLayout, scale: float) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.layout, ctx.scale = layout, scale
         output = query.new_empty(*query.shape[:2], value.shape[2])
@@ -43,7 +47,8 @@ class _TreeAttention(torch.autograd.Function):
         return output
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        (grad,) = grad_outputs
         query, key, value = ctx.saved_tensors
         accumulator = torch.promote_types(key.dtype, torch.float32)
         grad_query = torch.empty_like(query)
@@ -53,7 +58,7 @@ class _TreeAttention(torch.autograd.Function):
             mask = _visible(block.start, block.end, keys, ctx.layout.subtree_end_T)
             inputs = [x.detach().requires_grad_() for x in (query[:, queries], key[:, keys], value[:, keys])]
             with torch.enable_grad():
-                output = _attend(*inputs, mask, ctx.scale)
+                output = _attend(inputs[0], inputs[1], inputs[2], mask, ctx.scale)
             grad_query[:, queries], block_key, block_value = torch.autograd.grad(output, inputs, grad[:, queries])
             # A block names each key once, so indexed addition has no duplicates to lose.
             grad_key[:, keys] += block_key
@@ -63,9 +68,9 @@ class _TreeAttention(torch.autograd.Function):
 
 def _visible(start: int, end: int, keys: Tensor | slice, subtree_end_T: Tensor) -> Tensor:
     device = subtree_end_T.device
-    query_Q1 = torch.arange(start, end, device=device)[:, None]
+    query_Q = torch.arange(start, end, device=device)
     key_K = torch.arange(keys.start, keys.stop, device=device) if isinstance(keys, slice) else keys
-    return (key_K <= query_Q1) & (query_Q1 < subtree_end_T[keys])
+    return (key_K <= query_Q[:, None]) & (query_Q[:, None] < subtree_end_T[keys])
 
 
 def _attend(query: Tensor, key: Tensor, value: Tensor, mask_QK: Tensor, scale: float) -> Tensor:

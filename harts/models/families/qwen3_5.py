@@ -15,7 +15,9 @@ from harts.models.family import Family
 class TreeQwen3_5GatedDeltaNet(hf.Qwen3_5GatedDeltaNet):  # noqa: N801 - transformers' name with a prefix
     """The layer on a layout; without one, transformers' own."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
+    ) -> Tensor:
         """[1, T, D] to [1, T, D]."""
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)

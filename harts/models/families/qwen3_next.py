@@ -16,7 +16,9 @@ from harts.models.family import Family
 class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
     """The layer on a layout; without one, transformers' own."""
 
-    def forward(self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any) -> Tensor:
+    def forward(
+        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
+    ) -> Tensor:
         """[1, T, D] to [1, T, D]."""
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)
@@ -47,4 +49,5 @@ FAMILY = Family(
         }
     ),
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+    active_experts=lambda config: config.num_experts_per_tok / config.num_experts,
 )
