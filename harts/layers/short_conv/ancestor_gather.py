@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from harts.layers.gather import gather_rows
@@ -17,10 +18,13 @@ def tree_short_conv(x_TD: Tensor, weight_DW: Tensor, bias_D: Tensor | None, ance
         ancestors_WT: [>= W - 1, T] int64. Row `w` holds each token's `w + 1`-th nearest ancestor, T for none.
 
     Returns:
-        [T, D], equal to `F.conv1d` with left zero padding on each path alone.
+        [T, D], summed in float32 or better, equal to `F.conv1d` with left zero padding on each path alone.
     """
     width = weight_DW.shape[1]
-    y_TD = x_TD * weight_DW[:, width - 1]
-    for w in range(1, width):
-        y_TD = y_TD + gather_rows(x_TD, ancestors_WT[w - 1]) * weight_DW[:, width - 1 - w]
-    return y_TD if bias_D is None else y_TD + bias_D
+    accumulator = torch.promote_types(x_TD.dtype, torch.float32)
+    wide_TD, weight_DW = x_TD.to(accumulator), weight_DW.to(accumulator)
+    y_TD = wide_TD.new_zeros(()) if bias_D is None else bias_D.to(accumulator)
+    # Farthest first with fused multiply-adds: the order in which PyTorch's own depthwise convolution adds up.
+    for w in range(width - 1, 0, -1):
+        y_TD = torch.addcmul(y_TD, gather_rows(wide_TD, ancestors_WT[w - 1]), weight_DW[:, width - 1 - w])
+    return torch.addcmul(y_TD, wide_TD, weight_DW[:, width - 1]).to(x_TD.dtype)
