@@ -28,7 +28,7 @@ def test_equals_the_definition(case: Case, bias: bool, width: int):
     inputs = [x, weight, *([offset] if offset is not None else [])]
     upstream = torch.randn_like(x)
     expected = tree_short_conv_reference(x, weight, offset, layout.parent_T)
-    actual = tree_short_conv(x, weight, offset, layout.ancestors_WT)
+    actual = tree_short_conv(x, weight, offset, layout.ancestors_JT)
     assert_close("output", expected, actual, ratio=1e-14)
     for e, a in zip(
         torch.autograd.grad(expected, inputs, upstream), torch.autograd.grad(actual, inputs, upstream), strict=True
@@ -42,7 +42,7 @@ def test_float32_equals_convolving_each_path_alone(case: Case):
     tree = build_prefix_tree(batch)
     layout = pack(tree, batch, LayoutNeeds(chunk_size=None, conv_width=4))
     x, weight = torch.randn(layout.num_tokens, D), torch.randn(D, 4)
-    y = tree_short_conv(x, weight, None, layout.ancestors_WT)
+    y = tree_short_conv(x, weight, None, layout.ancestors_JT)
     paths = torch.from_numpy(flat_to_packed(tree)).split(tree.length_N.tolist())
     for path in paths:
         alone = torch.nn.functional.conv1d(x[path].T[None], weight[:, None], padding=3, groups=D)[0, :, : path.numel()]

@@ -27,7 +27,7 @@ def test_worked_example():
     assert layout.parent_T.tolist() == [-1, 0, 1, 2, 3, 2, 1, 6]
     assert layout.subtree_end_T.tolist() == [8, 8, 6, 5, 5, 6, 8, 8]
     assert layout.multiplicity_T.tolist() == [4, 4, 3, 1, 1, 1, 1, 1]
-    assert layout.ancestors_WT.tolist() == [[8, 0, 1, 2, 3, 2, 1, 6], [8, 8, 0, 1, 2, 1, 0, 1]]
+    assert layout.ancestors_JT.tolist() == [[8, 0, 1, 2, 3, 2, 1, 6], [8, 8, 0, 1, 2, 1, 0, 1]]
     # b and c are predicted once for all; d, z and x share their predictors with c and each other.
     assert layout.edges.predictor_E.tolist() == [0, 1, 2, 3, 2, 1, 6]
     assert layout.edges.edge_P.numel() == 16 - 4
@@ -53,7 +53,7 @@ def test_every_trajectory_is_restored(case: Case):
 def test_query_blocks_hold_every_visible_key(case: Case):
     layout = packed(TrajectoryBatch.of(trajectories_of(case)))
     for block in layout.query_blocks:
-        keys = torch.arange(layout.num_tokens)[block.key_K].tolist()
+        keys = torch.arange(layout.num_tokens)[block.keys].tolist()
         wanted = set()
         for token in range(block.start, block.end):
             while token >= 0:
