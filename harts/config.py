@@ -52,8 +52,8 @@ class RolloutConfig:
     """Episodes of each game. Their rewards are compared with each other."""
     temperature: float = _number(1.0, 0, above=True)
     """Of the sampling."""
-    max_action_tokens: int = _number(8, 1)
-    """An action that is not ended by then is cut there."""
+    max_action_tokens: int | None = _number(None, 1)
+    """An action that is not ended by then makes no legal move; None for the longest action of random legal play."""
     branch_at: int | None = _number(None, 1)
     """Play half of the siblings up to this turn only once: each running episode is copied there. None: never."""
 
@@ -80,7 +80,7 @@ class ObjectiveConfig:
     """The probability ratio counts down to 1 - clip_low; None for the objective's usual bound."""
     clip_high: float | None = _number(None, 0, above=True)
     """The probability ratio counts up to 1 + clip_high; None for the objective's usual bound."""
-    kl_coef: float = _number(0.0, 0)
+    kl_coef: float = _number(0.01, 0)
     """Weight of the k3 estimate of the divergence from the warm-started policy."""
     entropy_coef: float = _number(0.0, 0)
     """Weight of the entropy bonus."""

@@ -28,7 +28,7 @@ class SamplingSettings:
     temperature: float
     """> 0. Tokens are drawn from softmax(logits / temperature), all of it."""
     max_action_tokens: int
-    """>= 1. An action ends here if the policy did not end it."""
+    """>= 1. Longest action, its end included. One that is not ended by then is cut there and makes no legal move."""
     branch_at: int | None = None
     """>= 1. A game still running after this many turns is copied, and both copies are played on; None: never."""
 
@@ -177,7 +177,8 @@ def _end_turn(player: _Player, tokenizer: TurnTokenizer, settings: SamplingSetti
     action = player.ids[player.begin[-1] :]
     if action[-1] != tokenizer.end_id and len(action) < settings.max_action_tokens:
         return None
-    player.game.step(tokenizer.decode(action))
+    # An action without an end is no move, or whatever follows a complete one would never matter.
+    player.game.step(tokenizer.decode(action) if action[-1] == tokenizer.end_id else "")
     player.end.append(len(player.ids))
     if player.game.done:
         return None

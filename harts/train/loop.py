@@ -141,7 +141,9 @@ class _Run:
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
         self.objective = make_objective(config.objective)
-        self.tokenizer = self._open_tokenizer()
+        transcripts = self._random_transcripts()
+        self.tokenizer = self._open_tokenizer(transcripts)
+        self.longest_action = max(len(self.tokenizer.encode_action(action)) for action in transcripts[1::2])
         checkpoint = latest_checkpoint(folder / CHECKPOINT_FOLDER)
         module = load_policy(checkpoint) if checkpoint else self._random_policy()
         self.prepared: TreeModel = prepare(module)
@@ -219,7 +221,7 @@ class _Run:
         games = [(group_id, self._game(seed)) for group_id, seed in enumerate(seeds) for _ in range(started)]
         settings = SamplingSettings(
             temperature=rollout.temperature,
-            max_action_tokens=rollout.max_action_tokens,
+            max_action_tokens=rollout.max_action_tokens or self.longest_action,
             branch_at=rollout.branch_at,
         )
         generator = torch.Generator().manual_seed(self._seed(_ACTIONS, self.step))
@@ -275,15 +277,19 @@ class _Run:
         )
         save_checkpoint(self.folder / CHECKPOINT_FOLDER, checkpoint, self.tokenizer.bpe, end_token=END)
 
-    def _open_tokenizer(self) -> TurnTokenizer:
-        file = self.folder / TOKENIZER_FILE
-        if file.is_file():
-            return TurnTokenizer.load(file)
+    def _random_transcripts(self) -> list[str]:
+        """Observations and actions in turn, of some games one after the other."""
         rng = random.Random(self._seed(_TRANSCRIPTS))
         texts: list[str] = []
         for _ in range(TRANSCRIPTS_FOR_TOKENIZER):
             texts += play_at_random(self._game(rng.getrandbits(31)), rng)
-        tokenizer = TurnTokenizer.build(texts, MAX_VOCAB_SIZE)
+        return texts
+
+    def _open_tokenizer(self, transcripts: Sequence[str]) -> TurnTokenizer:
+        file = self.folder / TOKENIZER_FILE
+        if file.is_file():
+            return TurnTokenizer.load(file)
+        tokenizer = TurnTokenizer.build(transcripts, MAX_VOCAB_SIZE)
         write_atomically(file, tokenizer.bpe.to_str(pretty=True))
         return tokenizer
 

@@ -11,7 +11,8 @@ from harts.rollout.environments import TextGame
 from harts.rollout.generate import SamplingSettings, play_with_model
 
 GUESS, HANOI = "GuessTheNumber-v0-raw", "TowerOfHanoi-v0-raw"
-SETTINGS = SamplingSettings(temperature=0.7, max_action_tokens=3)
+# Warm enough that actions differ, and errors tolerated so that episodes last.
+SETTINGS = SamplingSettings(temperature=1.5, max_action_tokens=4)
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +39,17 @@ def model(tokenizer) -> PreTrainedModel:
         guesses = [tokenizer.encode_action(f"[{n}]")[0] for n in range(1, 21)]
         with torch.no_grad():
             model.lm_head.weight.mul_(0.2)
-            model.lm_head.weight[[*guesses, tokenizer.end_id]] *= 12
+            model.lm_head.weight[guesses] *= 12
+            model.lm_head.weight[tokenizer.end_id] *= 20
     return model
 
 
+def guess(seed: int) -> TextGame:
+    return TextGame(GUESS, seed=seed, max_turns=3, tolerated_errors=2)
+
+
 def play(model, tokenizer, *, games=None, settings=SETTINGS, seed=0):
-    games = games or [(group, TextGame(GUESS, seed=group, max_turns=3)) for group in range(3) for _ in range(4)]
+    games = games or [(group, guess(group)) for group in range(3) for _ in range(4)]
     return play_with_model(model, tokenizer, games, settings=settings, generator=torch.Generator().manual_seed(seed))
 
 
@@ -68,7 +74,7 @@ def test_sampling_logprobs_are_those_of_each_episode_alone(model, tokenizer):
 
 
 def test_games_with_different_prompts_share_only_what_is_equal(model, tokenizer):
-    games = [(0, TextGame(GUESS, seed=0, max_turns=2)), (1, TextGame(HANOI, seed=0, max_turns=2))]
+    games = [(0, guess(0)), (1, TextGame(HANOI, seed=0, max_turns=2))]
     for episode in play(model, tokenizer, games=games):
         assert_logprobs_are_the_models(model, episode, SETTINGS.temperature)
 
@@ -83,12 +89,12 @@ def test_an_equal_generator_gives_equal_episodes(model, tokenizer):
 def test_an_episode_is_its_observations_and_actions_in_turn(model, tokenizer):
     for episode in play(model, tokenizer):
         ids, position = episode.token_ids.tolist(), 0
-        game = TextGame(GUESS, seed=episode.group_id, max_turns=3)
+        game = guess(episode.group_id)
         for begin, end in zip(episode.action_begin, episode.action_end, strict=True):
             assert ids[position:begin] == tokenizer.encode_observation(game.observation)
             assert 1 <= end - begin <= SETTINGS.max_action_tokens
             assert ids[end - 1] == tokenizer.end_id or end - begin == SETTINGS.max_action_tokens
-            game.step(tokenizer.decode(ids[begin:end]))
+            game.step(tokenizer.decode(ids[begin:end]) if ids[end - 1] == tokenizer.end_id else "")
             position = end
         assert position == len(ids)
         assert game.done
@@ -96,8 +102,8 @@ def test_an_episode_is_its_observations_and_actions_in_turn(model, tokenizer):
 
 
 def test_forks_share_what_was_before_and_part_after(model, tokenizer):
-    settings = SamplingSettings(temperature=0.7, max_action_tokens=3, branch_at=1)
-    games = [(group, TextGame(GUESS, seed=group, max_turns=3)) for group in range(6)]
+    settings = SamplingSettings(temperature=1.5, max_action_tokens=4, branch_at=1)
+    games = [(group, guess(group)) for group in range(6)]
     episodes = play(model, tokenizer, games=games, settings=settings)
     parted = 0
     for group in range(6):
@@ -111,6 +117,16 @@ def test_forks_share_what_was_before_and_part_after(model, tokenizer):
             np.testing.assert_array_equal(of_group[0].token_ids[:end], of_group[1].token_ids[:end])
             parted += of_group[0].token_ids.tolist() != of_group[1].token_ids.tolist()
     assert parted > 0
+
+
+def test_an_action_without_an_end_is_no_move(model, tokenizer):
+    """Or the policy could write anything after a complete move at no cost."""
+    settings = SamplingSettings(temperature=1.5, max_action_tokens=1)
+    games = [(n, TextGame(GUESS, seed=n, tolerated_errors=0)) for n in range(20)]
+    episodes = play(model, tokenizer, games=games, settings=settings)
+    guesses = {tokenizer.encode_action(f"[{n}]")[0] for n in range(1, 21)}
+    assert any(episode.token_ids[-1] in guesses for episode in episodes), "the case needs a move that lacks its end"
+    assert {(episode.num_turns, episode.reward) for episode in episodes} == {(1, 0.0)}
 
 
 def test_generation_leaves_no_gradient_graph(model, tokenizer):
