@@ -108,7 +108,7 @@ class OptimizerConfig:
 class RunConfig:
     """How long, and what is kept and checked on the way."""
 
-    steps: int = _number(250, 1)
+    steps: int = _number(200, 1)
     """RL steps."""
     check_every: int = _number(50, 0)
     """RL steps between comparisons of the tree step with the flat step; 0: never."""

@@ -80,7 +80,7 @@ def test_the_tree_step_is_the_flat_step(uninterrupted):
     for row in rows(uninterrupted):
         if "max_grad_rel_diff" in row:
             assert row["max_logprob_diff"] < 1e-5
-            assert row["max_grad_rel_diff"] < 1e-2
+            assert row["max_grad_rel_diff"] < 1e-3
         assert row["tokens_flat"] > row["tokens_distinct"]
 
 
@@ -177,6 +177,7 @@ def run_child(folder: Path, moment: str, *, kill_after_seconds: float | None = N
     return process.exitcode
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_equals_one_that_was_not(uninterrupted, tmp_path):
     moments = [
         "checkpoint half written",  # the first one: there is nothing to go back to
@@ -193,6 +194,7 @@ def test_a_run_killed_again_and_again_equals_one_that_was_not(uninterrupted, tmp
     assert_equal_runs(uninterrupted, tmp_path)
 
 
+@pytest.mark.slow
 def test_a_run_killed_at_random_moments_equals_one_that_was_not(uninterrupted, tmp_path):
     rng = random.Random(0)
     for _ in range(4):
