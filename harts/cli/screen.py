@@ -150,10 +150,12 @@ def print_summary(summary: Summary, folder: Path) -> None:
         f"Ratio       {summary.ratio:.1f} flat tokens for each distinct one",
     ]
     if summary.speedup is not None:
+        gradient = "none to compare: siblings got equal rewards"
+        if summary.max_grad_rel_diff is not None:
+            gradient = f"{summary.max_grad_rel_diff:.1e} of the norm of a parameter's gradient"
         lines += [
             f"Speed-up    {summary.speedup:.1f} x, tree step over flat step",
-            f"Difference  log-prob {summary.max_logprob_diff:.1e}, gradient {summary.max_grad_rel_diff:.1e} "
-            "(largest; relative to the norm of each parameter's gradient)",
+            f"Difference  log-prob {summary.max_logprob_diff:.1e}, gradient {gradient} (largest seen)",
         ]
     lines += [
         f"Seconds     {summary.seconds:.0f}",

@@ -26,9 +26,9 @@ class Comparison:
     """The flat step, whose gradients are kept nowhere."""
     max_logprob_diff: float
     """Largest absolute difference of a trained token's log-probability, nats."""
-    max_grad_rel_diff: float
+    max_grad_rel_diff: float | None
     """Largest over the parameters of ||g_tree - g_flat|| / ||g_flat|| (Euclidean norms of one parameter's gradient);
-    where the flat gradient is 0, of ||g_tree||."""
+    where the flat gradient is 0, of ||g_tree||. None if all advantages are 0: both gradients are rounding then."""
 
 
 def compare_executions(
@@ -69,11 +69,12 @@ def compare_executions(
         parameter.grad = gradient
     difference_P = results["tree"].logprobs_P - results["flat"].logprobs_P
     relative = [_relative(tree, flat) for tree, flat in zip(gradients["tree"], gradients["flat"], strict=True)]
+    learning = any(trajectory.advantages[trajectory.loss_mask].any() for trajectory in trajectories)
     return Comparison(
         tree=results["tree"],
         flat=results["flat"],
         max_logprob_diff=float(np.abs(difference_P).max(initial=0.0)),
-        max_grad_rel_diff=max(relative),
+        max_grad_rel_diff=max(relative) if learning else None,
     )
 
 
