@@ -39,7 +39,6 @@ def uninterrupted(tmp_path_factory) -> Path:
     from tests.train.conftest import TINY
 
     folder = tmp_path_factory.mktemp("uninterrupted")
-    torch.set_num_threads(1)
     loop.train(load_config(None, TINY), folder, Silent())
     return folder
 
@@ -150,7 +149,6 @@ class _KilledAt(Silent):
 
 
 def _child(folder: Path, moment: str) -> None:
-    torch.set_num_threads(1)
     reporter = Silent()
     match moment.split(" "):
         case ["after", phase, step]:
