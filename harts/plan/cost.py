@@ -21,8 +21,6 @@ from harts.tree import PrefixTree
 
 TRAINING = 6.0
 """FLOPs of a multiply-add in training: two forward, four backward."""
-PLANNER_UNITS_PER_SECOND = 1e12
-"""Planners compare fitted costs in picoseconds, so that none of them rounds to zero as an integer."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -30,7 +28,7 @@ class CostModel:
     """Work of a token at depth `d`, counted from 0: `flops_per_token + (d + 1) * flops_per_pair`.
 
     Layers with a window add `flops * min(d + 1, window)`. The unit is a FLOP where the costs are derived from a model
-    and a picosecond where they are fitted; planners compare them, nothing else.
+    and a second where they are fitted; planners compare them, nothing else.
 
     Example:
         >>> CostModel(flops_per_token=10.0, flops_per_pair=1.0).path_work(3).item()
@@ -206,25 +204,24 @@ class CostParameters:
         )
 
     def for_planner(
-        self, step: MicrobatchSize, *, windows: tuple[int, ...] = (), unit: float = 1.0, with_replay: bool = False
+        self, step: MicrobatchSize, *, windows: tuple[int, ...] = (), with_replay: bool = False
     ) -> CostModel:
         """What planners read: costs by depth, with the LM head and the states spread over the step's tokens.
 
         Args:
             step: Size of the step as one tree; its loss edges, runs and replayed rows are spread.
             windows: As in `ModelDimensions`.
-            unit: What to multiply all costs by; `PLANNER_UNITS_PER_SECOND` for fitted ones.
             with_replay: Whether to spread replayed rows too. They are reported, not planned for, otherwise.
         """
         spread = self.per_loss_edge * step.loss_edges + self.per_run * step.runs
         if with_replay:
             spread += self.per_replayed * step.replayed
         return CostModel(
-            flops_per_token=unit * (self.per_token + self.per_expert_token + spread / max(step.tokens, 1)),
-            flops_per_pair=unit * self.per_pair,
+            flops_per_token=self.per_token + self.per_expert_token + spread / max(step.tokens, 1),
+            flops_per_pair=self.per_pair,
             # Every pass waits for at least one round.
-            flops_per_microbatch=unit * (self.per_microbatch + self.per_round),
-            windows=tuple((window, unit * self.per_window_pair) for window in windows),
+            flops_per_microbatch=self.per_microbatch + self.per_round,
+            windows=tuple((window, self.per_window_pair) for window in windows),
         )
 
 

@@ -87,11 +87,11 @@ def test_every_part_of_a_microbatch_is_predicted():
 
 
 def test_planners_read_what_does_not_follow_from_depth_as_a_part_of_a_token():
-    cost = PARAMETERS.for_planner(SIZE, windows=(3, 5), unit=10.0)
-    assert cost.flops_per_token == 10 * (2 + 1 + (20 + 24) / 10)
-    assert cost.flops_per_pair == 5
-    assert cost.flops_per_microbatch == 10 * (64 + 16)
-    assert cost.windows == ((3, 2.5), (5, 2.5))
+    cost = PARAMETERS.for_planner(SIZE, windows=(3, 5))
+    assert cost.flops_per_token == 2 + 1 + (20 + 24) / 10
+    assert cost.flops_per_pair == 0.5
+    assert cost.flops_per_microbatch == 64 + 16
+    assert cost.windows == ((3, 0.25), (5, 0.25))
     with_replay = PARAMETERS.for_planner(SIZE, with_replay=True)
     assert with_replay.flops_per_token == 2 + 1 + (20 + 24 + 32) / 10
 
