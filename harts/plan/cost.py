@@ -30,6 +30,8 @@ class CostModel:
     """FLOPs, >= 0, forward and backward. Everything that costs a token the same at any depth."""
     flops_per_pair: float
     """FLOPs, >= 0, forward and backward. Full attention of one token to one that it sees, itself included."""
+    flops_per_microbatch: float = 0.0
+    """FLOPs, >= 0. What a pass costs whatever it holds: launches, gathering parameters."""
 
     def __post_init__(self) -> None:
         for name, value in (("flops_per_token", self.flops_per_token), ("flops_per_pair", self.flops_per_pair)):
