@@ -75,8 +75,7 @@ def train_step(
         execution: "tree" computes shared tokens once; "flat" computes every trajectory alone, with equal results.
         max_tokens_per_microbatch: Most tokens computed at once (distinct ones; padded ones if flat). At least the
             longest trajectory. Any value gives the same gradients; larger ones share more and need more memory.
-        plan: Of these trajectories, made before with `execution`'s sharing; the limit is then not read. None plans
-            for one rank.
+        plan: Made before for these trajectories and this execution, instead of the limit. None plans for one rank.
         dp_rank: Rank of the plan whose microbatches run. Losses and gradients of all ranks add up to the step's.
 
     Raises:
@@ -98,12 +97,7 @@ def train_step(
     _check_plan(made, execution, dp_rank, batch.num_trajectories)
     loss, metrics, logprobs_P, layouts = 0.0, {}, np.full(batch.trained_P.size, np.nan), []
     for members, layout in _layouts(batch, tree, made, model, dp_rank):
-        hidden_TD = model.hidden_states(layout)
-        logprob_E, entropy_E = linear_logprobs(
-            hidden_TD, model.head, layout.edges, with_entropy=objective.needs_entropy
-        )
-        logprob_P = restore(logprob_E, layout.edges.edge_P)
-        entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
+        logprob_P, entropy_P = _logprobs(model, layout, with_entropy=objective.needs_entropy)
         output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
         output.loss.backward()
 
@@ -148,9 +142,20 @@ def compute_logprobs(
     tree = build_prefix_tree(batch)
     logprobs_P = np.empty(batch.trained_P.size)
     for members, layout in _layouts(batch, tree, _plan(tree, model, execution, max_tokens_per_microbatch), model):
-        logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges)
-        logprobs_P[batch.policy_tokens(members)] = restore(logprob_E, layout.edges.edge_P).double().cpu().numpy()
+        logprob_P, _ = _logprobs(model, layout)
+        logprobs_P[batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
+
+
+def _logprobs(
+    model: TreeModel, layout: PackedLayout | FlatLayout, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and, if asked for, entropies of a microbatch's trained tokens, trajectory after trajectory."""
+    logprob_E, entropy_E = linear_logprobs(
+        model.hidden_states(layout), model.head, layout.edges, with_entropy=with_entropy
+    )
+    entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
+    return restore(logprob_E, layout.edges.edge_P), entropy_P
 
 
 def _plan(tree: PrefixTree, model: TreeModel, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
