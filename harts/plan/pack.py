@@ -8,7 +8,6 @@ ranks.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import numba
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-FIRST_FIT, WORST_FIT = 0, 1
+RULES = FIRST_FIT, WORST_FIT = 0, 1
 UNLIMITED = 1 << 60
 """A work capacity that leaves the token limit alone to decide."""
 
@@ -275,23 +274,13 @@ def _number_bins(into_J, work_J):
     return bin_J, work_B[:count].copy()
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class Packing:
-    """Bins that fit a number of slots."""
-
-    bin_J: NDArray[np.int64]
-    """[J] int64. Bin of each job."""
-    makespan: int
-    """Units, slot overheads included, before empty places are filled."""
-
-
-def pack_tokens(problem: Problem) -> NDArray[np.int64]:
-    """[J] int64, the bin of each job where the token limit alone opens bins: nearly the fewest bins, the least work."""
-    bin_J, _ = pack(trie_of(problem), UNLIMITED, problem.limit, FIRST_FIT, 0)
+def pack_tokens(problem: Problem, *, rule: int) -> NDArray[np.int64]:
+    """[J] int64, the bin of each job where the token limit alone opens bins: few bins, little work."""
+    bin_J, _ = pack(trie_of(problem), UNLIMITED, problem.limit, rule, 0)
     return bin_J
 
 
-def pack_slots(problem: Problem, *, num_slots: int, rule: int, tolerance: float) -> Packing | None:
+def pack_slots(problem: Problem, *, num_slots: int, rule: int, tolerance: float) -> NDArray[np.int64] | None:
     """Pack into `num_slots` slots of all ranks, at nearly the least capacity that first or worst fit allows.
 
     Args:
@@ -301,10 +290,10 @@ def pack_slots(problem: Problem, *, num_slots: int, rule: int, tolerance: float)
         tolerance: Capacities are tried until they differ by less than this part.
 
     Returns:
-        The best of the packings met; None if the token limit does not allow so few slots.
+        [J] int64, bins, the best of the packings met; None if the token limit does not allow so few slots.
     """
     trie, most = trie_of(problem), num_slots * problem.ranks
-    best: Packing | None = None
+    best: tuple[int, NDArray[np.int64]] | None = None
     low, high = 0, max(problem.total_work // most, 1)
     growth = high // 32 + 1
     is_bracketed = False
@@ -315,12 +304,12 @@ def pack_slots(problem: Problem, *, num_slots: int, rule: int, tolerance: float)
             is_bracketed, high = True, capacity
             height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
             makespan = height + -(-work_B.size // problem.ranks) * problem.overhead
-            if best is None or makespan < best.makespan:
-                best = Packing(bin_J=bin_J, makespan=makespan)
+            if best is None or makespan < best[0]:
+                best = makespan, bin_J
         elif capacity >= UNLIMITED:
             return None
         else:
             low = capacity
             if not is_bracketed:
                 high, growth = min(high + growth, UNLIMITED), growth * 2
-    return best
+    return None if best is None else best[1]
