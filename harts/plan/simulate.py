@@ -71,7 +71,7 @@ def play(plan: Plan, tree: PrefixTree, costs: ExecutionCosts, *, jitter: float =
     # One microbatch of everything pays for its tokens, states and replays, but not for being a pass.
     useful = costs.tree.predict(whole) - costs.tree.per_round * whole.rounds - costs.tree.per_microbatch
     seconds, depth_work, whole_work = [], 0.0, _depth_work(tree, costs)
-    for part in _parts(plan, tree):
+    for part in microbatch_trees(plan, tree):
         if part is None:
             seconds.append(costs.tree.per_microbatch)
             continue
@@ -105,7 +105,7 @@ def _depth_work(tree: PrefixTree, costs: ExecutionCosts) -> float:
     return costs.tree.predict(size) - costs.tree.per_microbatch
 
 
-def _parts(plan: Plan, tree: PrefixTree) -> Iterator[PrefixTree | None]:
+def microbatch_trees(plan: Plan, tree: PrefixTree) -> Iterator[PrefixTree | None]:
     """The tree of every microbatch, rank by rank; None for an empty one."""
     place = np.empty(tree.order_N.size, dtype=np.int64)
     place[tree.order_N] = np.arange(tree.order_N.size)

@@ -8,7 +8,7 @@ import pytest
 from harts.plan import CostModel, make_plan
 from harts.plan.cost import CostParameters
 from harts.plan.sharing import ExecutionCosts
-from harts.plan.simulate import WORKLOADS, _parts, play
+from harts.plan.simulate import WORKLOADS, microbatch_trees, play
 from harts.plan.size import size_of_tree
 from harts.tree import PrefixTree, tree_from_lcp
 
@@ -59,7 +59,7 @@ def test_shares_add_up_and_parts_are_the_plans(name):
     tree = WORKLOADS[name](400, seed=1)
     limit = int(1.5 * tree.length_N.max())
     plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=PLANNED, ranks=3)
-    parts = [part for part in _parts(plan, tree) if part is not None]
+    parts = [part for part in microbatch_trees(plan, tree) if part is not None]
     microbatches = [m for rank in plan.slots for m in rank if m.trajectories]
     assert [part.num_tokens for part in parts] == [m.num_tokens for m in microbatches]
     for part, microbatch in zip(parts, microbatches, strict=True):
