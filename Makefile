@@ -18,8 +18,9 @@ TORCH := $(shell if [ "$$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; 
 train: $(VENV)/.installed-rl
 	$(BIN)/harts train $(ARGS)
 
+# One process a core: the tests' tensors are too small for several threads.
 test: $(VENV)/.installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses auto $(ARGS)
 
 lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .

@@ -22,12 +22,12 @@ class QueryBlock:
     """First query, packed index."""
     end: int
     """One past the last query."""
-    key_K: Tensor | slice
-    """[K] int64 packed indices, ascending; a slice where they are contiguous (nothing is copied then)."""
+    keys: Tensor | slice
+    """int64 packed indices, ascending; a slice where they are contiguous (nothing is copied then)."""
 
     def to(self, device: torch.device) -> QueryBlock:
         """The same block with its key list on another device."""
-        return self if isinstance(self.key_K, slice) else replace(self, key_K=self.key_K.to(device))
+        return self if isinstance(self.keys, slice) else replace(self, keys=self.keys.to(device))
 
 
 def query_blocks(
@@ -47,6 +47,6 @@ def query_blocks(
         keys = first + np.flatnonzero(subtree_end_T[first:end] > start)
         contiguous = keys.size == end - keys[0]
         blocks.append(
-            QueryBlock(start=start, end=end, key_K=slice(int(keys[0]), end) if contiguous else torch.from_numpy(keys))
+            QueryBlock(start=start, end=end, keys=slice(int(keys[0]), end) if contiguous else torch.from_numpy(keys))
         )
     return tuple(blocks)

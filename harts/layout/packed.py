@@ -6,7 +6,7 @@ over context.
 
 Shapes (docs/notation.md has the whole alphabet): `T` packed tokens, `R` rows of the run order, `S` segments,
 `N` trajectories, `F` tokens of all trajectories, `P` trained ones of these, `E` loss edges, `G` chunks of `C` tokens,
-`W` convolution width.
+`J` taps of a convolution.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LayoutNeeds:
     chunk_size: int | None
     """C of its chunked linear attention; None if it has none."""
     conv_width: int
-    """W of its widest short convolution; 1 if it has none."""
+    """J of its widest short convolution; 1 if it has none."""
     query_block_size: int = 128
     """Queries of a block of the SDPA path. Larger blocks see more branches they must mask out."""
     replay: bool = True
@@ -58,8 +58,8 @@ class PackedLayout:
     """[T] int64. One past the last descendant of each token."""
     multiplicity_T: Tensor
     """[T] int64, >= 1. Trajectories that contain the token."""
-    ancestors_WT: Tensor
-    """[W - 1, T] int64. Row `w` holds each token's `w + 1`-th nearest ancestor, T for none."""
+    ancestors_JT: Tensor
+    """[J - 1, T] int64. Row `j` holds each token's `j + 1`-th nearest ancestor, T for none."""
     query_blocks: tuple[QueryBlock, ...]
     """Key lists of the SDPA path."""
     runs: RunPlan | None
@@ -76,7 +76,7 @@ class PackedLayout:
 
     def to(self, device: torch.device) -> PackedLayout:
         """The same layout with every tensor on another device."""
-        tensors = ("token_ids_T", "position_T", "parent_T", "subtree_end_T", "multiplicity_T", "ancestors_WT")
+        tensors = ("token_ids_T", "position_T", "parent_T", "subtree_end_T", "multiplicity_T", "ancestors_JT")
         return replace(
             self,
             **{name: getattr(self, name).to(device, non_blocking=True) for name in tensors},
@@ -111,7 +111,7 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         parent_T=torch.from_numpy(parent_T),
         subtree_end_T=torch.from_numpy(subtree_end_T),
         multiplicity_T=torch.from_numpy(np.repeat(tree.multiplicity_S, length_S)),
-        ancestors_WT=_ancestors(torch.from_numpy(parent_T), needs.conv_width),
+        ancestors_JT=_ancestors(torch.from_numpy(parent_T), needs.conv_width),
         query_blocks=query_blocks(subtree_end_T, root_start_T, needs.query_block_size),
         runs=runs,
         chunks=None if runs is None else chunk_index(runs),

@@ -109,6 +109,7 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     config = causal_lm.config
+    family = find_family(config)
     implementation = config._attn_implementation
     if implementation != "sdpa":
         prepared = implementation == ATTENTION_NAME
@@ -116,7 +117,6 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
             f"The model's attention implementation is {implementation!r}, expected 'sdpa'. "
             + ("It is prepared already." if prepared else 'Load the model with attn_implementation="sdpa".')
         )
-    family = find_family(config)
     if not isinstance(causal_lm, family.causal_lm):
         raise ValueError(
             f"Got a {type(causal_lm).__qualname__}, expected a {family.causal_lm.__qualname__}. "

@@ -12,8 +12,14 @@ from harts.models.family import Family
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {"qwen3": "qwen3", "qwen3_5_text": "qwen3_5", "qwen3_next": "qwen3_next"}
 
-# Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
-TOKEN_WISE_PACKAGES = ("torch.nn.modules.activation", "transformers.activations", "peft.tuners.lora")
+# Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves
+# (adapters, compiled modules).
+TOKEN_WISE_PACKAGES = (
+    "torch.nn.modules.activation",
+    "transformers.activations",
+    "peft.tuners.lora",
+    "torch._dynamo.eval_frame",
+)
 TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Conv1d)
 CONTAINER_CLASSES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Sequential)
 

@@ -48,7 +48,7 @@ def tree_gated_delta_net(
     """
     assert layout.chunks is not None, "the family states chunk_size in its layout needs"
     convolution = layer.conv1d
-    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_WT)
+    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT)
     query, key, value = F.silu(convolved_TD).split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     compute = torch.promote_types(mixed_TD.dtype, torch.float32)
     copies = layer.num_v_heads // layer.num_k_heads

@@ -41,7 +41,7 @@ class _TreeAttention(torch.autograd.Function):
         ctx.layout, ctx.scale = layout, scale
         output = query.new_empty(*query.shape[:2], value.shape[2])
         for block in layout.query_blocks:
-            queries, keys = slice(block.start, block.end), block.key_K
+            queries, keys = slice(block.start, block.end), block.keys
             mask = _visible(block.start, block.end, keys, layout.subtree_end_T)
             output[:, queries] = _attend(query[:, queries], key[:, keys], value[:, keys], mask, scale)
         return output
@@ -54,7 +54,7 @@ class _TreeAttention(torch.autograd.Function):
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key, dtype=accumulator), torch.zeros_like(value, dtype=accumulator)
         for block in ctx.layout.query_blocks:
-            queries, keys = slice(block.start, block.end), block.key_K
+            queries, keys = slice(block.start, block.end), block.keys
             mask = _visible(block.start, block.end, keys, ctx.layout.subtree_end_T)
             inputs = [x.detach().requires_grad_() for x in (query[:, queries], key[:, keys], value[:, keys])]
             with torch.enable_grad():
@@ -68,10 +68,10 @@ class _TreeAttention(torch.autograd.Function):
 
 def _visible(start: int, end: int, keys: Tensor | slice, subtree_end_T: Tensor) -> Tensor:
     device = subtree_end_T.device
-    query_Q = torch.arange(start, end, device=device)
-    key_K = torch.arange(keys.start, keys.stop, device=device) if isinstance(keys, slice) else keys
-    return (key_K <= query_Q[:, None]) & (query_Q[:, None] < subtree_end_T[keys])
+    query = torch.arange(start, end, device=device)[:, None]
+    key = torch.arange(keys.start, keys.stop, device=device) if isinstance(keys, slice) else keys
+    return (key <= query) & (query < subtree_end_T[keys])
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask_QK: Tensor, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask_QK, scale=scale)[0]
+def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
+    return F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask, scale=scale)[0]

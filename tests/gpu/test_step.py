@@ -1,0 +1,44 @@
+"""The step on a GPU: the same PyTorch path on another device, against trajectory-wise execution there."""
+
+from __future__ import annotations
+
+import harts
+import numpy as np
+import pytest
+import torch
+from harts.models.tiny import SETTINGS, tiny_model
+from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients
+
+from tests.cases import CASES, RICH, Case, trajectories_of
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
+
+
+@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tree_equals_flat_in_float64(case: Case, model_type: str):
+    trajectories, results, grads = trajectories_of(case), {}, {}
+    for execution in ("tree", "flat"):
+        model = harts.prepare(tiny_model(model_type, dtype=torch.float64).cuda())
+        with float64_throughout():
+            results[execution] = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
+        grads[execution] = gradients(model.module)
+    logprobs = [torch.from_numpy(results[e].logprobs_P) for e in ("flat", "tree")]
+    assert_close("log-probs", logprobs[0], logprobs[1], ratio=1e-10)
+    assert_gradients_close(grads["flat"], grads["tree"], ratio=1e-10)
+
+
+@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+def test_bfloat16_error_is_flats(model_type: str):
+    trajectories = trajectories_of(RICH)
+    truth = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).double().cuda())
+    with float64_throughout():
+        expected = harts.compute_logprobs(truth, trajectories, execution="flat")
+    errors = {}
+    for execution in ("tree", "flat"):
+        model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).cuda())
+        result = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
+        errors[execution] = np.sqrt(np.mean((result.logprobs_P - expected) ** 2))
+    print(model_type, errors)  # noqa: T201 - figures for the log of a run
+    assert errors["tree"] <= 1.05 * errors["flat"]

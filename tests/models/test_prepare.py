@@ -1,0 +1,160 @@
+"""What `prepare` accepts, changes, undoes, and refuses by name."""
+
+from __future__ import annotations
+
+import peft
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM
+from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+
+import harts
+from harts.models.tiny import SETTINGS, tiny_model
+from harts.testing import assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
+from tests.cases import RICH, trajectories_of
+
+MODEL_TYPES = sorted(SETTINGS)
+OBJECTIVE = harts.grpo()
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_without_a_layout_nothing_changes(model_type: str):
+    ids = torch.arange(3, 73)[None]
+    expected = tiny_model(model_type)(ids).logits
+    prepared = harts.prepare(tiny_model(model_type))
+    assert torch.equal(prepared.module(ids).logits, expected)
+    module = prepared.restore()
+    assert torch.equal(module(ids).logits, expected)
+    assert not any(type(m).__module__.startswith("harts") for m in module.modules())
+    assert module.config._attn_implementation == "sdpa"
+    harts.prepare(module)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_generation_with_caches_and_padding_is_unchanged(model_type: str):
+    ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
+    mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
+    options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+    expected = tiny_model(model_type).eval().generate(ids, **options)
+    prepared = harts.prepare(tiny_model(model_type).eval())
+    assert torch.equal(prepared.module.generate(ids, **options), expected)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_parameters_keep_their_names(model_type: str):
+    names = set(tiny_model(model_type).state_dict())
+    assert set(harts.prepare(tiny_model(model_type)).module.state_dict()) == names
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_tied_embeddings_and_frozen_parameters(model_type: str):
+    trajectories = trajectories_of(RICH)
+
+    def build() -> nn.Module:
+        model = tiny_model(model_type, dtype=torch.float64, overrides={"tie_word_embeddings": True})
+        for name, parameter in model.named_parameters():
+            parameter.requires_grad_("norm" not in name and "layers.1" not in name)
+        return model
+
+    compare_with_oracle(build, trajectories)
+
+
+@pytest.mark.parametrize("model_type", MODEL_TYPES)
+def test_lora_adapters(model_type: str):
+    config = peft.LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.0)
+
+    def build() -> nn.Module:
+        torch.manual_seed(0)
+        return peft.get_peft_model(tiny_model(model_type), config).double()
+
+    compare_with_oracle(build, trajectories_of(RICH))
+
+
+def compare_with_oracle(build, trajectories) -> None:
+    with float64_throughout():
+        model = build()
+        one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
+        expected = gradients(model)
+        model = build()
+        harts.train_step(harts.prepare(model), trajectories, OBJECTIVE)
+    assert_gradients_close(expected, gradients(model), ratio=1e-10)
+
+
+def test_a_compiled_mlp_keeps_working():
+    trajectories = trajectories_of(RICH)
+    plain, compiled = tiny_model("qwen3_5_text"), tiny_model("qwen3_5_text")
+    for layer in compiled.model.layers:
+        layer.mlp = torch.compile(layer.mlp, backend="eager")
+    results = [harts.train_step(harts.prepare(m), trajectories, OBJECTIVE) for m in (plain, compiled)]
+    assert (results[0].logprobs_P == results[1].logprobs_P).all()
+
+
+class RunningMean(nn.Module):
+    """A recurrent layer that nobody has seen."""
+
+    def forward(self, hidden_states: Tensor, **kwargs: object) -> tuple[Tensor, None]:
+        length = torch.arange(1, hidden_states.shape[1] + 1)
+        return hidden_states.cumsum(1) / length[:, None], None
+
+
+class MixingMLP(Qwen3MLP):
+    """A subclass of a known class that looks at the token before."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x) + x.roll(1, dims=1)
+
+
+def test_unknown_layers_are_refused_by_name():
+    model = tiny_model("qwen3")
+    model.model.layers[1].self_attn = RunningMean()
+    with pytest.raises(ValueError, match=r"model\.layers\.1\.self_attn is a .*RunningMean"):
+        harts.prepare(model)
+    model = tiny_model("qwen3")
+    model.model.layers[2].mlp.__class__ = MixingMLP
+    with pytest.raises(ValueError, match=r"model\.layers\.2\.mlp is a .*MixingMLP"):
+        harts.prepare(model)
+    assert not any(type(m).__module__.startswith("harts") for m in model.modules()), "a refusal changes nothing"
+
+
+def test_unknown_families_are_refused_by_name():
+    config = AutoConfig.for_model(
+        "mamba2", hidden_size=16, num_heads=2, head_dim=16, n_groups=1, num_hidden_layers=1, vocab_size=20
+    )
+    with pytest.raises(ValueError, match="'mamba2' does not run on trees; supported are qwen3, "):
+        harts.prepare(AutoModelForCausalLM.from_config(config))
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, expected 0"),
+        (
+            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"] * 3},
+            "sliding_attention, which do not run on trees",
+        ),
+    ],
+)
+def test_settings_that_cannot_be_exact_are_refused(overrides: dict[str, object], message: str):
+    with pytest.raises(ValueError, match=message):
+        harts.prepare(tiny_model("qwen3", overrides=overrides))
+
+
+def test_other_refusals():
+    with pytest.raises(ValueError, match="Linear holds no transformers model"):
+        harts.prepare(nn.Linear(2, 2))
+    with pytest.raises(ValueError, match="expected a Qwen3ForCausalLM"):
+        harts.prepare(tiny_model("qwen3").model)
+    model = tiny_model("qwen3")
+    harts.prepare(model)
+    with pytest.raises(ValueError, match="It is prepared already"):
+        harts.prepare(model)
+    model = tiny_model("qwen3")
+    model.set_attn_implementation("eager")
+    with pytest.raises(ValueError, match="'eager', expected 'sdpa'"):
+        harts.prepare(model)
+    dropout = peft.get_peft_model(tiny_model("qwen3"), peft.LoraConfig(target_modules="all-linear", lora_dropout=0.1))
+    with pytest.raises(ValueError, match=r"drops out with p = 0\.1"):
+        harts.prepare(dropout)
+    with pytest.raises(ValueError, match="No tiny model of type 'gpt9'"):
+        tiny_model("gpt9")

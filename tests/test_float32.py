@@ -1,0 +1,95 @@
+"""float32 against the unmodified model, whose own rounding sets the bound."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+import harts
+from harts.data import Trajectory
+from harts.models.tiny import SETTINGS, tiny_model
+from harts.testing import gradients, one_trajectory_at_a_time
+from tests.cases import CASES, RICH, Case, trajectories_of
+
+OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
+ORDERS = 4
+"""Summation orders that flat's own noise is the largest difference over."""
+
+
+@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_tree_differs_from_flat_no_more_than_flat_from_itself(case: Case, model_type: str):
+    trajectories = trajectories_of(case)
+    logprobs, expected = flat(tiny_model(model_type), trajectories)
+    scale = torch.stack([g.norm() for g in expected.values()]).norm()
+    noise = dict.fromkeys(expected, torch.finfo(torch.float32).eps * scale)
+    logprob_noise = np.float64(np.finfo(np.float32).eps * np.abs(logprobs).max())
+    for seed in range(ORDERS):
+        other_logprobs, other = flat_in_another_order(tiny_model(model_type), trajectories, seed)
+        logprob_noise = np.maximum(logprob_noise, np.abs(other_logprobs - logprobs).max())
+        noise = {name: torch.maximum(n, (other[name] - expected[name]).norm()) for name, n in noise.items()}
+
+    model = harts.prepare(tiny_model(model_type))
+    result = harts.train_step(model, trajectories, OBJECTIVE)
+    actual = gradients(model.module)
+    assert np.abs(result.logprobs_P - logprobs).max() <= 4 * logprob_noise
+    for name, gradient in expected.items():
+        assert (actual[name] - gradient).norm() <= 4 * noise[name], name
+
+
+def flat(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> tuple[np.ndarray, dict[str, Tensor]]:
+    logprobs, _ = one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
+    return logprobs.double().numpy(), gradients(model)
+
+
+def flat_in_another_order(
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], seed: int
+) -> tuple[np.ndarray, dict[str, Tensor]]:
+    """The same function with the neurons of every MLP renumbered, so that only sums change their order."""
+    generator = torch.Generator().manual_seed(seed)
+    orders = {}
+    for name, mlp in model.named_modules():
+        if isinstance(getattr(mlp, "down_proj", None), nn.Linear):
+            orders[name] = order = torch.randperm(mlp.down_proj.in_features, generator=generator)
+            with torch.no_grad():
+                mlp.gate_proj.weight.copy_(mlp.gate_proj.weight[order].clone())
+                mlp.up_proj.weight.copy_(mlp.up_proj.weight[order].clone())
+                mlp.down_proj.weight.copy_(mlp.down_proj.weight[:, order].clone())
+    logprobs, reordered = flat(model, trajectories)
+    for name, order in orders.items():
+        back = order.argsort()
+        for projection in ("gate_proj", "up_proj"):
+            reordered[f"{name}.{projection}.weight"] = reordered[f"{name}.{projection}.weight"][back]
+        reordered[f"{name}.down_proj.weight"] = reordered[f"{name}.down_proj.weight"][:, back]
+    return logprobs, reordered
+
+
+@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+def test_bfloat16_error_is_flats(model_type: str):
+    """Against a float32 truth, the tree's bfloat16 log-probs are no worse than those of trajectory-wise bfloat16."""
+    trajectories = trajectories_of(RICH)
+    truth, _ = flat(tiny_model(model_type, dtype=torch.bfloat16).float(), trajectories)
+    model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16))
+    errors = {}
+    for execution in ("tree", "flat"):
+        result = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
+        errors[execution] = np.sqrt(np.mean((result.logprobs_P - truth) ** 2))
+    assert 0 < errors["tree"] <= 1.05 * errors["flat"]
+
+
+def test_without_replay_results_visibly_change():
+    """The alignment test can fail: moved chunk boundaries leave float32 log-probs several times further from flat."""
+    trajectories = trajectories_of(RICH)
+    logprobs, _ = flat(tiny_model("qwen3_5_text"), trajectories)
+    distance = {}
+    for replay in (True, False):
+        model = harts.prepare(tiny_model("qwen3_5_text"), replay=replay)
+        result = harts.train_step(model, trajectories, OBJECTIVE)
+        assert (result.num_replayed > 0) == replay
+        distance[replay] = np.sqrt(np.mean((result.logprobs_P - logprobs) ** 2))
+    assert distance[False] > 3 * distance[True]
