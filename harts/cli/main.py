@@ -1,0 +1,22 @@
+"""The `harts` command."""
+
+from __future__ import annotations
+
+import typer
+
+from harts.cli.train import EPILOG, train
+
+app = typer.Typer(
+    help="Agentic RL on rollout trees: shared tokens are computed once, gradients are those of each trajectory alone.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+app.command(epilog=EPILOG)(train)
+
+
+@app.callback()
+def _root() -> None:
+    # A callback keeps `train` a command of its own while it is the only one.
+    pass
