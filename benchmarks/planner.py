@@ -43,13 +43,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--quick", action="store_true", help="fewer and smaller instances")
+    parser.add_argument("--seeds", type=int, default=6, help="of each family and number of ranks")
     parser.add_argument("--large", action="store_true", help="also sort 10^9 token ids (8 GB)")
     parser.add_argument("--shapes", type=Path, help="folder of *.jsonl.gz tree shapes")
     parser.add_argument("--no-report", action="store_true", help="leave reports/planner.md as it is")
     options = parser.parse_args()
     warm_up()
     tables = {
-        "families": list(families(seeds=1 if options.quick else 6, leaves=200 if options.quick else 500)),
+        "families": list(families(seeds=1 if options.quick else options.seeds, leaves=200 if options.quick else 500)),
         "scale": list(scale(10_000 if options.quick else 100_000)),
         "sorting": list(sorting([10**7] if options.quick else [10**8] + [10**9] * options.large)),
     }

@@ -28,17 +28,15 @@ from harts.plan.size import MicrobatchSize, size_of_flat, size_of_tree
 from harts.tree import PrefixTree, build_prefix_tree
 
 EPILOG = """
-[bold]Examples[/bold]
-
+\b
+Examples:
   harts calibrate --model tiny:qwen3_5_text --max-tokens 2048    on this CPU
-
   harts calibrate --model Qwen/Qwen3.5-4B --device cuda \\
-    --output qwen3.5-4b-h200.json                                on a GPU
-
+      --output qwen3.5-4b-h200.json                              on a GPU
   harts plan rollouts.jsonl --model qwen3.5-4b-h200.json ...     fitted costs
 
-Run it alone on the device: another job's time would be fitted too (with
-OMP_NUM_THREADS=1 on a CPU only the job's own time counts).
+Run it alone on the device: another job's time would be fitted too (with OMP_NUM_THREADS=1 on a CPU only the job's own
+time counts).
 """
 REPEATS = 5
 HELD_OUT_EVERY = 4

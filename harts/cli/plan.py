@@ -19,35 +19,27 @@ from harts.plan.sharing import Sharing, compare_sharing, decide
 from harts.plan.size import size_of_tree
 
 EPILOG = """
-[bold]Examples[/bold]
-
+\b
+Examples:
   harts plan rollouts.jsonl --model Qwen/Qwen3.5-4B --ranks 8 --max-tokens 65536
-
   harts plan shapes.jsonl.gz --model default:qwen3_next --ranks 32 \\
-    --max-tokens 131072 --html plan.html                a picture, and 32 ranks
-
+      --max-tokens 131072 --html plan.html       and a picture of all slots
   harts plan rollouts.jsonl --model config.json --ranks 8 \\
-    --max-tokens 65536 groups=16                        a step every 16 groups
-
+      --max-tokens 65536 groups=16               a step every 16 groups
   harts plan rollouts.jsonl --model calibration.json --ranks 8 \\
-    --max-tokens 65536                                  costs of harts calibrate
-
+      --max-tokens 65536                         costs from harts calibrate
   harts plan rollouts.jsonl --model tiny:qwen3 --ranks 2 \\
-    --max-tokens 4096 sharing=never --json              flat, for programs
+      --max-tokens 4096 sharing=never --json     flat, for programs
 
-[bold]Settings[/bold]
-
+\b
+Settings:
   groups=N       groups that form a step, in the order of the file
                  (default: the whole file is one step)
-
   sharing=auto   auto, always or never compute shared tokens once;
                  auto compares the predicted costs
-
   barrier=true   whether ranks wait for each other after every slot (FSDP,
                  experts, pipelines); false: only at the end of the step
-
   replay=false   true counts the replayed rows of linear attention too
-
   seed=0         of the search on small steps
 """
 
