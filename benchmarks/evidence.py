@@ -10,6 +10,12 @@ from pathlib import Path
 REPORTS = Path(__file__).parent / "reports"
 
 
+def report_file(name: str) -> Path:
+    """Where a report or its chart is written."""
+    REPORTS.mkdir(exist_ok=True)
+    return REPORTS / name
+
+
 def provenance() -> dict[str, str]:
     """Command, commit, hardware, versions."""
     return {

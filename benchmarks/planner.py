@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.evidence import REPORTS, markdown_table, provenance
+from benchmarks.evidence import markdown_table, provenance, report_file
 from harts.cli.model_names import find_costs
 from harts.cli.steps import read_steps
 from harts.plan import CostModel, Plan, make_plan
@@ -267,7 +267,7 @@ def write_report(tables: dict[str, list[Row]], bars: list[Row]) -> None:
     missed = [row for row in bars if not row["holds"]]
     verdict = f"{len(bars) - len(missed)} of {len(bars)} bars hold."
     text = f"# Planner\n\n{facts}\n\n{verdict}\n\n## Bars\n\n{markdown_table(bars)}\n\n{sections}\n"
-    (REPORTS / "planner.md").write_text(text, encoding="utf-8")
+    report_file("planner.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

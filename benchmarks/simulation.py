@@ -15,7 +15,7 @@ import json
 from collections.abc import Iterator
 from pathlib import Path
 
-from benchmarks.evidence import REPORTS, markdown_table, provenance
+from benchmarks.evidence import markdown_table, provenance, report_file
 from benchmarks.planner import MODEL, Row, checked_plan, warm_up
 from harts.cli.model_names import find_costs
 from harts.plan.simulate import WORKLOADS, play
@@ -46,7 +46,7 @@ def main() -> None:
         if not options.json:
             print(row, flush=True)
         if not options.no_report:  # after every row, since the grid takes a while
-            draw(rows, REPORTS / "simulation.svg")
+            draw(rows, report_file("simulation.svg"))
             write_report(rows, options.calibration)
     if options.json:
         print(json.dumps({"rows": rows, **provenance()}))
@@ -130,7 +130,7 @@ ranks that wait (`waiting`). `with 2% jitter`: every microbatch takes a time tha
 
 {markdown_table(shown)}
 """
-    (REPORTS / "simulation.md").write_text(text, encoding="utf-8")
+    report_file("simulation.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":

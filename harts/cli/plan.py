@@ -14,9 +14,10 @@ from rich.console import Console
 from harts.cli.model_names import HELP, NamedCosts, find_costs
 from harts.cli.plan_picture import PlannedStep, print_step, write_html
 from harts.cli.steps import StepShape, read_steps
+from harts.plan.cost import CostModel
 from harts.plan.plan import Plan, make_plan
 from harts.plan.sharing import Sharing, compare_sharing, decide
-from harts.plan.size import size_of_tree
+from harts.plan.size import size_of_flat, size_of_tree
 
 EPILOG = """
 \b
@@ -123,10 +124,8 @@ def plan(
 def plan_step(step: StepShape, named: NamedCosts, *, ranks: int, max_tokens: int, options: PlanSettings) -> PlannedStep:
     """Decide on sharing, then plan."""
     report = compare_sharing(step.tree, named.costs, loss_edges=(step.loss_edges, step.trained_tokens))
-    size = size_of_tree(
-        step.tree, chunk_size=named.costs.chunk_size, windows=named.costs.windows, loss_edges=step.loss_edges
-    )
-    cost = named.costs.tree.for_planner(size, windows=named.costs.windows, with_replay=options.replay)
+    shared = decide(options.sharing, report)
+    cost = _planner_cost(step, named, shared=shared, with_replay=options.replay)
     begin = time.perf_counter()
     made = make_plan(
         step.tree,
@@ -134,10 +133,25 @@ def plan_step(step: StepShape, named: NamedCosts, *, ranks: int, max_tokens: int
         cost=cost,
         ranks=ranks,
         barrier=options.barrier,
-        sharing=decide(options.sharing, report),
+        sharing=shared,
         seed=options.seed,
     )
     return PlannedStep(step=step, plan=made, sharing=report, named=named, seconds=time.perf_counter() - begin)
+
+
+def _planner_cost(step: StepShape, named: NamedCosts, *, shared: bool, with_replay: bool) -> CostModel:
+    """Of the execution that was decided on."""
+    costs = named.costs
+    if shared:
+        size = size_of_tree(step.tree, chunk_size=costs.chunk_size, windows=costs.windows, loss_edges=step.loss_edges)
+        return costs.tree.for_planner(size, windows=costs.windows, with_replay=with_replay)
+    size = size_of_flat(
+        step.tree.length_N,
+        has_linear_attention=costs.chunk_size is not None,
+        windows=costs.windows,
+        loss_edges=step.trained_tokens,
+    )
+    return costs.flat.for_planner(size, windows=costs.windows)
 
 
 def summary(planned: PlannedStep) -> dict[str, object]:
