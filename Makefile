@@ -1,5 +1,5 @@
 # `make train` and `make test` each do all of their own set-up; the second call of either does not install again.
-#   make train ARGS="train.steps=20"    arguments for `harts train`
+#   make train ARGS="run.steps=20"      arguments for `harts train`
 #   make test ARGS="-k normalization"   arguments for pytest
 #   PYTHON=python3.12                   the interpreter that .venv is made with (3.11 or newer)
 #   PIP_ARGS="--index-url ..."          arguments for every pip install

@@ -114,6 +114,9 @@ class RunConfig:
     """RL steps between comparisons of the tree step with the flat step; 0: never."""
     checkpoint_every: int = _number(10, 1)
     """Steps between checkpoints, those of the warm start included."""
+    num_threads: int = _number(1, 1)
+    """Threads of PyTorch. Tensors this small gain little from more, and the number decides the last bits of sums, so
+    it is part of the run rather than of the machine."""
     max_tokens_per_microbatch: int = _number(16384, 1)
     """Distinct tokens of a microbatch."""
 

@@ -59,7 +59,7 @@ class LiveScreen:
             TimeRemainingColumn(),
         )
         self._rows: deque[StepMetrics] = deque(maxlen=TABLE_ROWS)
-        self._checked: deque[StepMetrics] = deque(maxlen=TABLE_ROWS)
+        self._checked: StepMetrics | None = None
         self._live = Live(self._progress, refresh_per_second=4)
 
     @staticmethod
@@ -84,12 +84,15 @@ class LiveScreen:
 
     def report(self, metrics: StepMetrics) -> None:
         """See `Reporter`."""
-        # A checked step stays in sight until the next one.
         self._rows.append(metrics)
+        if metrics.seconds_flat is not None:
+            self._checked = metrics
         table = Table(box=None, header_style="bold", padding=(0, 1))
         for heading, _ in COLUMNS:
             table.add_column(heading, justify="right")
-        for row in self._rows:
+        # The last checked step stays in sight until the next one.
+        gone = [self._checked] if self._checked is not None and self._checked not in self._rows else []
+        for row in [*gone, *self._rows]:
             style = "green" if row.seconds_flat is not None else None
             table.add_row(*(text(row) for _, text in COLUMNS), style=style)
         self._progress.advance(self._task)
@@ -147,10 +150,12 @@ def print_summary(summary: Summary, folder: Path) -> None:
         f"Ratio       {summary.ratio:.1f} flat tokens for each distinct one",
     ]
     if summary.speedup is not None:
+        gradient = "none to compare: siblings got equal rewards"
+        if summary.max_grad_rel_diff is not None:
+            gradient = f"{summary.max_grad_rel_diff:.1e} of the norm of a parameter's gradient"
         lines += [
             f"Speed-up    {summary.speedup:.1f} x, tree step over flat step",
-            f"Difference  log-prob {summary.max_logprob_diff:.1e}, gradient {summary.max_grad_rel_diff:.1e} "
-            "(largest; relative to the norm of each parameter's gradient)",
+            f"Difference  log-prob {summary.max_logprob_diff:.1e}, gradient {gradient} (largest seen)",
         ]
     lines += [
         f"Seconds     {summary.seconds:.0f}",

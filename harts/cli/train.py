@@ -75,11 +75,13 @@ def _settings(
 
 
 def _run(settings: TrainConfig | None, folder: Path, *, as_json: bool) -> None:
-    # torch and transformers take seconds to import; `harts --help` and mistakes in settings need neither.
+    # The rest of the library works without the rl extra.
+    try:
+        from harts.cli.screen import LiveScreen, PlainScreen, print_summary
+        from harts.train import loop
+    except ModuleNotFoundError as error:
+        raise ValueError(f"harts train needs {error.name}. Install it with: pip install 'harts[rl]'") from error
     from transformers.utils import logging
-
-    from harts.cli.screen import LiveScreen, PlainScreen, print_summary
-    from harts.train import loop
 
     # Its bars and advice on GPU kernels would tear the table apart.
     logging.set_verbosity_error()

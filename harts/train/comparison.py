@@ -15,6 +15,10 @@ from harts.models import TreeModel
 from harts.objective.streams import Objective
 from harts.step import Execution, StepResult, train_step
 
+ROUNDING = 1e-6
+"""Norm of a gradient that is nothing but float32 rounding: loss weights sum to 1, so a step that has something to
+learn is orders above. Where all siblings earn the same, both gradients are below, and their difference says nothing."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Comparison:
@@ -26,9 +30,9 @@ class Comparison:
     """The flat step, whose gradients are kept nowhere."""
     max_logprob_diff: float
     """Largest absolute difference of a trained token's log-probability, nats."""
-    max_grad_rel_diff: float
+    max_grad_rel_diff: float | None
     """Largest over the parameters of ||g_tree - g_flat|| / ||g_flat|| (Euclidean norms of one parameter's gradient);
-    where the flat gradient is 0, of ||g_tree||."""
+    where the flat gradient is 0, of ||g_tree||. None if the whole flat gradient is below `ROUNDING`."""
 
 
 def compare_executions(
@@ -69,11 +73,12 @@ def compare_executions(
         parameter.grad = gradient
     difference_P = results["tree"].logprobs_P - results["flat"].logprobs_P
     relative = [_relative(tree, flat) for tree, flat in zip(gradients["tree"], gradients["flat"], strict=True)]
+    whole = torch.stack([g.norm() for g in gradients["flat"] if g is not None]).norm().item()
     return Comparison(
         tree=results["tree"],
         flat=results["flat"],
         max_logprob_diff=float(np.abs(difference_P).max(initial=0.0)),
-        max_grad_rel_diff=max(relative),
+        max_grad_rel_diff=max(relative) if whole > ROUNDING else None,
     )
 
 

@@ -140,6 +140,7 @@ class _Run:
 
     def __init__(self, config: TrainConfig, folder: Path) -> None:
         self.config, self.folder = config, folder
+        torch.set_num_threads(config.run.num_threads)
         self.objective = make_objective(config.objective)
         transcripts = self._random_transcripts()
         self.tokenizer = self._open_tokenizer(transcripts)

@@ -58,7 +58,7 @@ class StepMetrics:
     max_logprob_diff: float | None = None
     """Largest absolute difference of a log-probability, tree against flat, nats."""
     max_grad_rel_diff: float | None = None
-    """Largest over the parameters of ||g_tree - g_flat|| / ||g_flat||."""
+    """Largest over the parameters of ||g_tree - g_flat|| / ||g_flat||; also None if all siblings got equal rewards."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ def summarize(steps: Sequence[StepMetrics], *, seconds: float) -> Summary:
         ratio=sum(m.tokens_flat for m in rl) / sum(m.tokens_distinct for m in rl),
         speedup=sum(m.seconds_flat or 0.0 for m in checked) / sum(m.seconds_tree for m in checked) if checked else None,
         max_logprob_diff=max((m.max_logprob_diff or 0.0 for m in checked), default=None),
-        max_grad_rel_diff=max((m.max_grad_rel_diff or 0.0 for m in checked), default=None),
+        max_grad_rel_diff=max((m.max_grad_rel_diff for m in checked if m.max_grad_rel_diff is not None), default=None),
         seconds=seconds,
     )
 

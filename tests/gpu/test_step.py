@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import harts
 import numpy as np
 import pytest
 import torch
+
+import harts
 from harts.models.tiny import SETTINGS, tiny_model
 from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients
-
 from tests.cases import CASES, RICH, Case, trajectories_of
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]

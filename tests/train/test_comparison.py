@@ -44,6 +44,13 @@ def test_the_tree_gradients_are_left_and_both_agree(prepared, trajectories, firs
     assert (comparison.tree.num_tokens_distinct, comparison.flat.num_tokens_distinct) == (8, 16)
 
 
+def test_gradients_of_nothing_are_not_compared(prepared, trajectories):
+    equal = [dataclasses.replace(t, advantages=t.advantages * 0) for t in trajectories]
+    comparison = compare_executions(prepared, equal, grpo(), max_tokens_per_microbatch=LIMIT)
+    assert comparison.max_grad_rel_diff is None
+    assert comparison.max_logprob_diff < 1e-5
+
+
 def test_a_wrong_tree_step_is_seen(prepared, trajectories, monkeypatch):
     def wrong(model, trajectories, objective, *, execution, max_tokens_per_microbatch):
         if execution == "tree":

