@@ -6,7 +6,7 @@ from dataclasses import asdict, replace
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harts.plan.calibration import Calibration, Sample, fit, nonnegative_least_squares
@@ -54,6 +54,7 @@ def test_noise_of_two_per_cent_gives_errors_of_that_size_and_no_negative_cost():
     assert min(asdict(fitted.parameters).values()) >= 0
 
 
+@settings(deadline=None)
 @given(st.integers(0, 1000), st.integers(1, 6), st.integers(0, 6))
 def test_nonnegative_least_squares_meets_the_optimality_conditions(seed, columns, extra):
     rng = np.random.default_rng(seed)

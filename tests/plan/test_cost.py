@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
@@ -33,6 +33,7 @@ DIMENSIONS = ModelDimensions(
 )
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=8))
 def test_work_of_a_tree_is_the_sum_over_its_distinct_tokens(words):
     cost = CostModel(flops_per_token=7.0, flops_per_pair=3.0)
@@ -59,6 +60,7 @@ def test_bad_numbers_are_named(value):
         CostModel(flops_per_token=1.0, flops_per_pair=value)
 
 
+@settings(deadline=None)
 @given(st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=8), st.integers(1, 9))
 def test_a_window_limits_what_a_token_sees(words, window):
     cost = CostModel(flops_per_token=1.0, flops_per_pair=0.0, windows=((window, 5.0),))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
@@ -24,6 +24,7 @@ def test_worked_example():
     assert (size.runs, size.rounds, size.replayed) == (4, 2, 1)
 
 
+@settings(deadline=None)
 @given(words_strategy, st.integers(1, 5))
 def test_runs_rounds_and_replayed_rows_are_those_of_the_layout(words, chunk_size):
     tree = tree_of(words)
@@ -33,6 +34,7 @@ def test_runs_rounds_and_replayed_rows_are_those_of_the_layout(words, chunk_size
     assert size.replayed == runs.num_replayed
 
 
+@settings(deadline=None)
 @given(words_strategy, st.lists(st.integers(1, 6), max_size=3))
 def test_pairs_are_a_sum_over_distinct_tokens(words, windows):
     distinct = {word[: d + 1] for word in words for d in range(len(word))}
@@ -47,6 +49,7 @@ def test_pairs_are_a_sum_over_distinct_tokens(words, windows):
     )
 
 
+@settings(deadline=None)
 @given(words_strategy, st.data())
 def test_loss_edges_are_the_distinct_trained_tokens(words, data):
     words = sorted(words)
