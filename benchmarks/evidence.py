@@ -19,9 +19,10 @@ def report_file(name: str) -> Path:
 def provenance() -> dict[str, str]:
     """Command, commit, hardware, versions."""
     return {
-        "command": f"python -m benchmarks.{Path(sys.argv[0]).stem} {' '.join(sys.argv[1:])}".strip(),
+        # Of paths the name alone: where they lie says something about one machine only.
+        "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *map(_short, sys.argv[1:])]),
         "commit": _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else ""),
-        "hardware": f"{_processor()}, {platform.machine()}, one core used",
+        "hardware": f"{_processor()}, {platform.machine()}, one core; other jobs beside it",
         "python": platform.python_version(),
     }
 
@@ -36,6 +37,10 @@ def markdown_table(rows: list[dict[str, object]]) -> str:
 
 def _cell(value: object) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _short(argument: str) -> str:
+    return Path(argument).name if Path(argument).exists() else argument
 
 
 def _git(*arguments: str) -> str:

@@ -197,14 +197,17 @@ def why_unbalanced(plan: Plan, tree: PrefixTree, cost: CostModel) -> str:
     longest = float(cost.path_work(int(tree.length_N.max()))) / mean
     if longest > 1.01:
         return (
-            f"the longest trajectory alone is {longest:.2f} x the mean microbatch; its slot has too little to fill up"
+            f"the longest trajectory alone is {longest:.2f} x the mean microbatch, and the limit keeps the others of "
+            "its slot below it"
         )
     if bound > 0.01:
         return f"the lower bound: no plan with this work has a mean imbalance below {bound:.2%}"
-    jobs = tree.length_N.size / plan.ranks / plan.num_slots
+    ends = np.append(tree.lcp_N[1:] < tree.length_N[:-1], True)
+    leaves = ends.sum() / plan.ranks / plan.num_slots
+    own_N = (cost.path_work(tree.length_N) - cost.path_work(tree.lcp_N))[ends]
     return (
-        f"not the bound ({max(bound, 0):.2%}): {jobs:.1f} trajectories a microbatch, and leaves that are too coarse to "
-        "even out what is left"
+        f"not the bound ({max(bound, 0):.2%}): {leaves:.1f} leaves a microbatch, of which the median alone is "
+        f"{np.median(own_N) / mean:.1%} of it, too coarse to even out the rest"
     )
 
 
