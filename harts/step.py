@@ -40,7 +40,8 @@ class StepResult:
     metrics: dict[str, float]
     """The objective's metrics over the whole step."""
     logprobs_P: NDArray[np.float64]
-    """[P] float64. Log-probs of the trained tokens, trajectory after trajectory, in the order given."""
+    """[P] float64. Log-probs of the trained tokens, trajectory after trajectory, in the order given; NaN for those of
+    other ranks."""
     num_tokens_flat: int
     """F, the tokens of all trajectories."""
     num_tokens_distinct: int
@@ -62,6 +63,8 @@ def train_step(
     *,
     execution: Execution = "tree",
     max_tokens_per_microbatch: int = 16384,
+    plan: Plan | None = None,
+    dp_rank: int = 0,
 ) -> StepResult:
     """Add the gradients of one step to the parameters of a prepared model.
 
@@ -72,10 +75,12 @@ def train_step(
         execution: "tree" computes shared tokens once; "flat" computes every trajectory alone, with equal results.
         max_tokens_per_microbatch: Most tokens computed at once (distinct ones; padded ones if flat). At least the
             longest trajectory. Any value gives the same gradients; larger ones share more and need more memory.
+        plan: Made before for these trajectories and this execution, instead of the limit. None plans for one rank.
+        dp_rank: Rank of the plan whose microbatches run. Losses and gradients of all ranks add up to the step's.
 
     Raises:
-        ValueError: If the trajectories, or their fit to the model, the objective or the limit, are wrong; the message
-            names the trajectory, what was expected, and the fix.
+        ValueError: If the trajectories, or their fit to the model, the objective, the limit or the plan, are wrong;
+            the message names the trajectory, what was expected, and the fix.
 
     Example:
         >>> result = harts.train_step(model, trajectories, harts.grpo())  # doctest: +SKIP
@@ -88,15 +93,11 @@ def train_step(
     loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
 
     tree = build_prefix_tree(batch)
-    plan = _plan(tree, model, execution, max_tokens_per_microbatch)
-    loss, metrics, logprobs_P, layouts = 0.0, {}, np.empty(batch.trained_P.size), []
-    for members, layout in _layouts(batch, tree, plan, model):
-        hidden_TD = model.hidden_states(layout)
-        logprob_E, entropy_E = linear_logprobs(
-            hidden_TD, model.head, layout.edges, with_entropy=objective.needs_entropy
-        )
-        logprob_P = restore(logprob_E, layout.edges.edge_P)
-        entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
+    made = _plan(tree, model, execution, max_tokens_per_microbatch) if plan is None else plan
+    _check_plan(made, execution, dp_rank, batch.num_trajectories)
+    loss, metrics, logprobs_P, layouts = 0.0, {}, np.full(batch.trained_P.size, np.nan), []
+    for members, layout in _layouts(batch, tree, made, model, dp_rank):
+        logprob_P, entropy_P = _logprobs(model, layout, with_entropy=objective.needs_entropy)
         output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
         output.loss.backward()
 
@@ -111,7 +112,7 @@ def train_step(
         num_tokens_flat=tree.num_trajectory_tokens,
         num_tokens_distinct=sum(size.tokens for size in layouts),
         num_microbatches=len(layouts),
-        num_rounds=max(size.rounds for size in layouts),
+        num_rounds=max((size.rounds for size in layouts), default=0),
         num_replayed=sum(size.replayed for size in layouts),
         seconds=time.perf_counter() - begin,
     )
@@ -141,9 +142,20 @@ def compute_logprobs(
     tree = build_prefix_tree(batch)
     logprobs_P = np.empty(batch.trained_P.size)
     for members, layout in _layouts(batch, tree, _plan(tree, model, execution, max_tokens_per_microbatch), model):
-        logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges)
-        logprobs_P[batch.policy_tokens(members)] = restore(logprob_E, layout.edges.edge_P).double().cpu().numpy()
+        logprob_P, _ = _logprobs(model, layout)
+        logprobs_P[batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
+
+
+def _logprobs(
+    model: TreeModel, layout: PackedLayout | FlatLayout, *, with_entropy: bool = False
+) -> tuple[Tensor, Tensor | None]:
+    """Log-probs and, if asked for, entropies of a microbatch's trained tokens, trajectory after trajectory."""
+    logprob_E, entropy_E = linear_logprobs(
+        model.hidden_states(layout), model.head, layout.edges, with_entropy=with_entropy
+    )
+    entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
+    return restore(logprob_E, layout.edges.edge_P), entropy_P
 
 
 def _plan(tree: PrefixTree, model: TreeModel, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
@@ -157,14 +169,36 @@ def _plan(tree: PrefixTree, model: TreeModel, execution: Execution, max_tokens_p
     )
 
 
+def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:
+    if plan.sharing != (execution == "tree"):
+        raise ValueError(
+            f'Got execution = "{execution}" and a plan with sharing = {plan.sharing}. '
+            'Plan with sharing for "tree", without for "flat".'
+        )
+    if not 0 <= dp_rank < len(plan.slots):
+        raise ValueError(f"Got dp_rank {dp_rank}, but the plan has {len(plan.slots)} ranks. Plan for as many as run.")
+    planned = sorted(number for rank in plan.slots for microbatch in rank for number in microbatch.trajectories)
+    if planned != list(range(num_trajectories)):
+        raise ValueError(
+            f"The plan places {len(planned)} trajectories, expected each of {num_trajectories} once. "
+            "Make a plan from the tree of this step's trajectories."
+        )
+
+
 def _layouts(
-    batch: TrajectoryBatch, tree: PrefixTree, plan: Plan, model: TreeModel
+    batch: TrajectoryBatch, tree: PrefixTree, plan: Plan, model: TreeModel, dp_rank: int = 0
 ) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
-    """The trajectory numbers and the layout of every microbatch of this rank, one after the other."""
-    for microbatch in plan.slots[0]:
+    """The trajectory numbers and the layout of every microbatch of a rank, one after the other."""
+    for microbatch in plan.slots[dp_rank]:
+        if not microbatch.trajectories:
+            continue
         members = np.array(microbatch.trajectories, dtype=np.int64)
-        layout = pack(tree.restrict(members), batch, model.needs) if plan.sharing else flat_layout(batch, members)
-        yield members, layout.to(model.device)
+        if not plan.sharing:
+            yield members, flat_layout(batch, members).to(model.device)
+            continue
+        part = tree.restrict(members)
+        # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
+        yield part.order_N, pack(part, batch, model.needs).to(model.device)
 
 
 def _streams(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import typer
 
+from harts.cli import calibrate, plan
 from harts.cli.train import EPILOG, train
 
 app = typer.Typer(
@@ -14,9 +15,5 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=EPILOG)(train)
-
-
-@app.callback()
-def _root() -> None:
-    # A callback keeps `train` a command of its own while it is the only one.
-    pass
+app.command(epilog=plan.EPILOG)(plan.plan)
+app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)

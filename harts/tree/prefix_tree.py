@@ -133,7 +133,7 @@ def tree_from_lcp(order_N: ArrayLike, length_N: ArrayLike, lcp_N: ArrayLike) -> 
         lcp_N: [N] int. Tokens shared with the one before; 0 for the first.
 
     Returns:
-        The tree. O(N) after one sort of at most 2 N segment keys.
+        The tree, in O(N).
 
     Raises:
         ValueError: If the arrays are empty, differ in size, or belong to no sorted list of trajectories.
@@ -142,22 +142,11 @@ def tree_from_lcp(order_N: ArrayLike, length_N: ArrayLike, lcp_N: ArrayLike) -> 
         >>> tree_from_lcp([3, 0, 2, 1], [3, 5, 4, 4], [0, 3, 3, 2]).parent_S.tolist()
         [-1, 0, 1, 1, 0]
     """
+    from harts.tree.merge_sort import find_segments
+
     order_N, length_N, lcp_N = (np.asarray(values, dtype=np.int64) for values in (order_N, length_N, lcp_N))
     _check_lcp(order_N, length_N, lcp_N)
-    piece_N = np.array(_pieces_that_fork(length_N.tolist(), lcp_N.tolist()), dtype=np.int64)
-    # A trajectory's new tokens are one piece of the packed order. A segment is named by its piece and its end, and
-    # these names in ascending order are the pre-order.
-    stride = int(length_N.max()) + 1
-    fork_N = piece_N * stride + lcp_N
-    leaf_N = np.arange(length_N.size) * stride + length_N
-    new_N = length_N > lcp_N
-    name_S = np.unique(np.concatenate([fork_N[lcp_N > 0], leaf_N[new_N]]))
-    piece_S, end_S = np.divmod(name_S, stride)
-    first_S = np.diff(piece_S, prepend=-1) > 0
-    above_S = np.searchsorted(name_S, fork_N[piece_S])
-    parent_S = np.where(first_S, np.where(lcp_N[piece_S] > 0, above_S, -1), np.arange(name_S.size) - 1)
-    start_S = np.where(first_S, lcp_N[piece_S], np.roll(end_S, 1))
-    tail_N = np.searchsorted(name_S, np.where(new_N, leaf_N, fork_N))
+    parent_S, start_S, end_S, multiplicity_S, tail_N = find_segments(length_N, lcp_N)
     size_S = end_S - start_S
     return PrefixTree(
         order_N=order_N,
@@ -167,7 +156,7 @@ def tree_from_lcp(order_N: ArrayLike, length_N: ArrayLike, lcp_N: ArrayLike) -> 
         start_S=start_S,
         end_S=end_S,
         offset_S=np.cumsum(size_S) - size_S,
-        multiplicity_S=_sum_over_descendants(np.bincount(tail_N, minlength=name_S.size), parent_S),
+        multiplicity_S=multiplicity_S,
         tail_N=tail_N,
     )
 
@@ -194,25 +183,3 @@ def _check_lcp(order_N: NDArray[np.int64], length_N: NDArray[np.int64], lcp_N: N
             f"expected 0 to {limit_N[i - 1]}. Sort the trajectories, a prefix before what it begins, "
             "and compare each with the one before."
         )
-
-
-def _pieces_that_fork(lengths: list[int], lcps: list[int]) -> list[int]:
-    """For each trajectory, the one whose new tokens hold the last token shared with the one before; -1 if none."""
-    pieces: list[int] = []
-    path: list[int] = []  # trajectories whose new tokens make up the path to the current one, from the root on
-    for i, (length, lcp) in enumerate(zip(lengths, lcps, strict=True)):
-        while path and lcps[path[-1]] >= lcp:
-            path.pop()
-        pieces.append(path[-1] if path else -1)
-        if length > lcp:
-            path.append(i)
-    return pieces
-
-
-def _sum_over_descendants(count_S: NDArray[np.int64], parent_S: NDArray[np.int64]) -> NDArray[np.int64]:
-    totals, parents = count_S.tolist(), parent_S.tolist()
-    # Children have larger numbers than their parent, so this order completes a segment before it is passed on.
-    for segment in range(len(totals) - 1, -1, -1):
-        if parents[segment] >= 0:
-            totals[parents[segment]] += totals[segment]
-    return np.array(totals, dtype=np.int64)

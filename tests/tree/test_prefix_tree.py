@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import time
 from collections import Counter
 
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.trajectory import example_trajectories
 from harts.tree import PrefixTree, build_prefix_tree, tree_from_lcp
+from harts.tree.lcp import sort_tokens
+from tests.tree import reference
 
 words_strategy = st.lists(st.lists(st.integers(0, 2), min_size=1, max_size=7), min_size=1, max_size=12)
 
@@ -191,3 +195,48 @@ def test_permuting_the_batch_changes_the_order_only(words, random):
     one, other = build_prefix_tree(batch_of(words)), build_prefix_tree(batch_of(shuffled))
     for name in ("length_N", "lcp_N", "parent_S", "start_S", "end_S", "offset_S", "multiplicity_S", "tail_N"):
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+
+
+@given(words_strategy, st.booleans())
+def test_compiled_sort_and_segments_equal_the_reference(words, narrow):
+    offsets = np.concatenate([[0], np.cumsum([len(w) for w in words])])
+    tokens_F = np.concatenate(words).astype(np.int32 if narrow else np.int64)
+    order_N, lcp_N = sort_tokens(tokens_F, offsets)
+    assert (order_N.tolist(), lcp_N.tolist()) == reference.sort_with_lcp([tuple(w) for w in words])
+    tree = tree_from_lcp(order_N, np.diff(offsets)[order_N], lcp_N)
+    expected = reference.segments(tree.length_N, lcp_N)
+    assert {name: getattr(tree, name).tolist() for name in expected} == expected
+
+
+LONG = {
+    "all equal": lambda rng: [np.ones(100, np.int64)] * 50,
+    "every prefix of one": lambda rng: [np.arange(n) for n in rng.permutation(np.arange(1, 200))],
+    "a thousand children": lambda rng: [np.r_[np.arange(70), i, np.arange(5)] for i in rng.permutation(1000)],
+    "differences beside a block of 32": lambda rng: [
+        np.r_[np.zeros(n, np.int64), v, np.arange(40)] for n in (31, 32, 33, 63, 64, 65) for v in (1, 2)
+    ],
+    "long and random": lambda rng: [rng.integers(0, 2, rng.integers(1, 300)) for _ in range(300)],
+}
+
+
+@pytest.mark.parametrize("case", LONG)
+def test_sets_that_break_careless_sorts_equal_the_reference(case):
+    words = LONG[case](np.random.default_rng(0))
+    order_N, lcp_N = sort_tokens(np.concatenate(words), np.concatenate([[0], np.cumsum([w.size for w in words])]))
+    assert (order_N.tolist(), lcp_N.tolist()) == reference.sort_with_lcp([tuple(w.tolist()) for w in words])
+
+
+def test_an_empty_slice_is_a_prefix_of_all():
+    order_N, lcp_N = sort_tokens(np.array([1, 1]), np.array([0, 1, 1, 2]))
+    assert (order_N.tolist(), lcp_N.tolist()) == ([1, 0, 2], [0, 0, 1])
+
+
+def test_a_constant_key_is_no_key():
+    tokens_F, offsets = np.array([2, 1, 2, 2]), np.array([0, 2, 4])
+    with_key = sort_tokens(tokens_F, offsets, share_key_F=np.full(4, 9))
+    assert [a.tolist() for a in with_key] == [a.tolist() for a in sort_tokens(tokens_F, offsets)]
+
+
+def test_importing_the_package_does_not_import_numba():
+    code = "import sys, harts; sys.exit('numba' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

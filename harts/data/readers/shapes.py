@@ -1,0 +1,99 @@
+"""Tree shapes without tokens: lengths, common prefixes with the trajectory before, trained spans.
+
+One object a line is one group. The two lists fix the group's prefix tree; groups share nothing with each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harts.data.readers.lines import read_objects
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GroupShape:
+    """The trajectories of one task, in lexicographic order of their tokens.
+
+    Example (`abc`, `abcde`, `abcz`, `abxy`): length_N [3, 5, 4, 4], lcp_N [0, 3, 3, 2].
+    """
+
+    name: str
+    """What the file calls it; empty if it does not."""
+    length_N: NDArray[np.int64]
+    """[N] int64, >= 1. Tokens of each."""
+    lcp_N: NDArray[np.int64]
+    """[N] int64. Tokens shared with the one before; 0 for the first."""
+    loss_spans: tuple[tuple[tuple[int, int], ...], ...]
+    """For each trajectory the half-open [begin, end) spans of trained positions."""
+
+
+def read_shapes(path: str | Path) -> Iterator[GroupShape]:
+    """Stream the groups of a shapes file.
+
+    Args:
+        path: Of a .jsonl or .jsonl.gz file with `length`, `lcp` and optionally `loss_spans` and `task` a line.
+
+    Raises:
+        ValueError: Naming file, line and field.
+    """
+    for place, fields in read_objects(Path(path)):
+        length_N, lcp_N = (_integers(fields, name, place) for name in ("length", "lcp"))
+        _check(length_N, lcp_N, place)
+        yield GroupShape(
+            name=str(fields.get("task", "")),
+            length_N=length_N,
+            lcp_N=lcp_N,
+            loss_spans=_spans(fields.get("loss_spans"), length_N, place),
+        )
+
+
+def _integers(fields: dict[str, Any], name: str, place: str) -> NDArray[np.int64]:
+    values = fields.get(name)
+    if not (isinstance(values, list) and values and all(type(v) is int for v in values)):
+        raise ValueError(f"{place}, field {name}: expected a list of at least one integer, got {_short(values)}.")
+    return np.array(values, dtype=np.int64)
+
+
+def _check(length_N: NDArray[np.int64], lcp_N: NDArray[np.int64], place: str) -> None:
+    if lcp_N.size != length_N.size:
+        raise ValueError(f"{place}, field lcp: {lcp_N.size} entries for {length_N.size} lengths. Give one each.")
+    if length_N.min() < 1:
+        raise ValueError(f"{place}, field length: entry {length_N.argmin()} is {length_N.min()}, expected at least 1.")
+    limit_N = np.minimum(length_N, np.concatenate([[0], length_N[:-1]]))
+    # A trajectory that is a prefix of the one before would have been sorted before it.
+    limit_N[1:] -= length_N[1:] < length_N[:-1]
+    bad = np.flatnonzero((lcp_N < 0) | (lcp_N > limit_N))
+    if bad.size:
+        i = int(bad[0])
+        raise ValueError(
+            f"{place}, field lcp: entry {i} is {lcp_N[i]}, expected 0 to {limit_N[i]}. "
+            "Sort the trajectories, a prefix before what it begins, and compare each with the one before."
+        )
+
+
+def _spans(value: Any, length_N: NDArray[np.int64], place: str) -> tuple[tuple[tuple[int, int], ...], ...]:
+    if value is None:
+        return tuple(((1, int(length)),) if length > 1 else () for length in length_N)
+    if not isinstance(value, list) or len(value) != length_N.size:
+        raise ValueError(f"{place}, field loss_spans: expected {length_N.size} lists of spans, got {_short(value)}.")
+    for i, (spans, length) in enumerate(zip(value, length_N.tolist(), strict=True)):
+        for span in spans if isinstance(spans, list) else [spans]:
+            good = isinstance(span, list) and len(span) == 2 and all(type(v) is int for v in span)
+            # Position 0 has no predictor, so it cannot be trained.
+            if not (good and 0 < span[0] <= span[1] <= length):
+                raise ValueError(
+                    f"{place}, field loss_spans: entry {i} holds {_short(span)}, expected [begin, end] with "
+                    f"1 <= begin <= end <= {length}."
+                )
+    return tuple(tuple((begin, end) for begin, end in spans) for spans in value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else text[:57] + "..."

@@ -1,0 +1,105 @@
+"""Fits of made-up devices: known parameters come back, errors are those of samples that were held out."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harts.plan.calibration import Calibration, Sample, fit, nonnegative_least_squares
+from harts.plan.cost import CostParameters
+from harts.plan.size import MicrobatchSize
+from tests.plan.test_cost import DIMENSIONS
+
+DEVICE = CostParameters(
+    per_token=3e-6, per_pair=2e-9, per_loss_edge=5e-6, per_run=4e-5, per_round=3e-4, per_microbatch=2e-3
+)
+
+
+def samples_of(device: CostParameters, count: int, *, noise: float = 0.0, seed: int = 0) -> list[Sample]:
+    rng = np.random.default_rng(seed)
+    made = []
+    for _ in range(count):
+        tokens, rounds = int(rng.integers(100, 20_000)), int(rng.integers(1, 40))
+        size = MicrobatchSize(
+            tokens=tokens,
+            pairs=int(tokens * rng.integers(50, 4000)),
+            loss_edges=int(tokens * rng.random()),
+            runs=rounds * int(rng.integers(1, 20)),
+            rounds=rounds,
+            replayed=int(rng.integers(0, 1000)),
+        )
+        made.append(Sample(size=size, seconds=device.predict(size) * (1 + noise * rng.standard_normal())))
+    return made
+
+
+def test_a_device_without_noise_is_found():
+    fitted = fit(samples_of(DEVICE, 30), held_out=samples_of(DEVICE, 5, seed=1))
+    for name, value in asdict(DEVICE).items():
+        assert getattr(fitted.parameters, name) == pytest.approx(value, rel=1e-6, abs=1e-12), name
+    assert fitted.errors.max() < 1e-6
+
+
+def test_errors_are_those_of_the_held_out_samples():
+    held_out = [replace(s, seconds=2 * s.seconds) for s in samples_of(DEVICE, 3, seed=2)]
+    assert fit(samples_of(DEVICE, 30), held_out=held_out).errors == pytest.approx([0.5] * 3)
+
+
+def test_noise_of_two_per_cent_gives_errors_of_that_size_and_no_negative_cost():
+    fitted = fit(samples_of(DEVICE, 40, noise=0.02), held_out=samples_of(DEVICE, 10, seed=3))
+    assert fitted.errors.max() < 0.05
+    assert min(asdict(fitted.parameters).values()) >= 0
+
+
+@settings(deadline=None)
+@given(st.integers(0, 1000), st.integers(1, 6), st.integers(0, 6))
+def test_nonnegative_least_squares_meets_the_optimality_conditions(seed, columns, extra):
+    rng = np.random.default_rng(seed)
+    matrix, target = rng.standard_normal((columns + extra, columns)), rng.standard_normal(columns + extra)
+    x = nonnegative_least_squares(matrix, target)
+    descent = matrix.T @ (target - matrix @ x)
+    assert (x >= 0).all()
+    assert (descent <= 1e-8).all()
+    assert np.abs(descent[x > 0]).max(initial=0) <= 1e-8
+
+
+def test_too_few_samples_and_bad_times_are_named():
+    samples = samples_of(DEVICE, 8)
+    with pytest.raises(ValueError, match="Got 7 samples for 7 parameters"):
+        fit(samples[:7], held_out=[])
+    with pytest.raises(ValueError, match="expected all > 0"):
+        fit([*samples, replace(samples[0], seconds=0.0)], held_out=[])
+
+
+def calibration() -> Calibration:
+    fitted = fit(samples_of(DEVICE, 12), held_out=samples_of(DEVICE, 2, seed=1))
+    return Calibration(
+        model="tiny",
+        device="a device",
+        dtype="float32",
+        dimensions=DIMENSIONS,
+        tree=fitted,
+        flat=fitted,
+        saved_bytes_per_token=7.5,
+    )
+
+
+def test_json_round_trip_is_exact():
+    assert Calibration.from_json(calibration().to_json()) == calibration()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "message"),
+    [
+        ('"version": 1', '"version": 2', "version 2, expected 1"),
+        ('"flat"', '"flam"', "damaged"),
+        ('"vocab_size"', '"vocabulary"', "damaged.*vocab"),
+        ('"held_out"', '"held"', "damaged.*a fit has the fields"),
+    ],
+)
+def test_damaged_files_are_refused(before, after, message):
+    with pytest.raises(ValueError, match=message):
+        Calibration.from_json(calibration().to_json().replace(before, after))
