@@ -119,7 +119,7 @@ class MetricsLog:
             seconds: Wall time of the command, for the summary.
         """
         self._events.close()
-        draw_rewards(self._folder / REWARDS_FILE, [m.reward for m in self.steps if m.reward is not None])
+        draw_rewards(self._folder / REWARDS_FILE, _rl_rewards(self.steps))
         return summarize(self.steps, seconds=seconds)
 
 
@@ -131,7 +131,7 @@ def summarize(steps: Sequence[StepMetrics], *, seconds: float) -> Summary:
         seconds: Wall time of the command.
     """
     rl = [m for m in steps if m.phase == "rl"]
-    rewards = [m.reward for m in rl if m.reward is not None]
+    rewards = _rl_rewards(steps)
     tenth = max(1, len(rewards) // 10)
     checked = [m for m in rl if m.seconds_flat is not None]
     return Summary(
@@ -143,6 +143,11 @@ def summarize(steps: Sequence[StepMetrics], *, seconds: float) -> Summary:
         max_grad_rel_diff=max((m.max_grad_rel_diff for m in checked if m.max_grad_rel_diff is not None), default=None),
         seconds=seconds,
     )
+
+
+def _rl_rewards(steps: Sequence[StepMetrics]) -> list[float]:
+    """Those of the warm start are of the games that it imitates, not of the policy."""
+    return [m.reward for m in steps if m.phase == "rl" and m.reward is not None]
 
 
 def draw_rewards(file: Path, rewards: Sequence[float]) -> None:

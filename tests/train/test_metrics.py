@@ -8,6 +8,7 @@ import json
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from harts.train import metrics
 from harts.train.metrics import METRICS_FILE, REWARDS_FILE, TENSORBOARD_FOLDER, MetricsLog, StepMetrics, summarize
 
 
@@ -67,6 +68,16 @@ def test_closing_leaves_a_picture_and_events(tmp_path):
     events.Reload()
     assert [event.value for event in events.Scalars("rl/reward")] == [0.25, 0.5, 0.75]
     assert [event.step for event in events.Scalars("rl/reward")] == [1, 2, 3]
+
+
+def test_the_picture_shows_the_policy_not_what_it_imitated(tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(metrics, "draw_rewards", lambda file, rewards: drawn.extend(rewards))
+    log = MetricsLog(tmp_path, keep=0)
+    log.write(dataclasses.replace(step(1, reward=1.0), phase="warm_start"))
+    log.write(step(1, reward=0.5))
+    assert log.close(seconds=1.0).reward_first == 0.5
+    assert drawn == [0.5]
 
 
 def test_the_summary_by_hand():
