@@ -25,22 +25,21 @@ def greedy_cut(problem: Problem) -> NDArray[np.int64]:
     return _cut(problem.length_J, problem.lcp_J, identity_D, problem.limit, identity_D[-1] * problem.num_jobs + 1)
 
 
-def contiguous(problem: Problem, num_slots: int) -> NDArray[np.int64] | None:
+def contiguous(problem: Problem, num_slots: int) -> NDArray[np.int64]:
     """Ranges of the lexicographic order with the least possible maximum of work, as in AReaL-DTA.
 
     Args:
         problem: The jobs.
-        num_slots: Ranges there may be, by rank.
+        num_slots: Ranges there may be, by rank; at least as many as a greedy cut makes.
 
     Returns:
-        [J] int64, bins; None if the token limit does not allow so few.
+        [J] int64, bins.
     """
     most = num_slots * problem.ranks
     low, high = 0, int(problem.path_D[problem.length_J].sum())
     arrays = (problem.length_J, problem.lcp_J, problem.path_D, problem.limit)
     best = _cut(*arrays, high)
-    if best[-1] >= most:
-        return None
+    assert best[-1] < most, "a greedy cut makes the fewest ranges"
     while high - low > 1 + (high >> 12):
         capacity = (low + high) // 2
         bin_J = _cut(*arrays, capacity)

@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.plan import pack, portfolio
+from harts.plan.anneal import anneal
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
@@ -19,6 +20,16 @@ FINE_TOLERANCE, COARSE_TOLERANCE = 2.0**-13, 2.0**-9
 """Steps of the bisection on the capacity, for few and for many jobs."""
 FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
+
+
+MAX_ANNEALED = 3
+"""Numbers of slots for which steps are annealed."""
+SPREADS = (0.0, 0.3)
+"""Weights of the penalty on uneven microbatches, each of which is tried."""
+MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 3000, 60_000, 1_500_000
+"""Moves of the longest annealing."""
+MAX_ANNEALED_CELLS = 4_000_000
+"""Jobs x microbatches up to which is annealed; the counters take 4 bytes for each."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -41,45 +52,83 @@ def search(problem: Problem, *, seed: int) -> Found:
         seed: Of the annealing.
     """
     bound = lower_bound(problem)
-    members = {name: schedule(problem, bin_J) for name, bin_J in _members(problem, bound)}
-    candidates = [schedule(problem, bin_J) for bin_J in _packings(problem, bound)]
-    best = min([*candidates, *members.values()], key=_rank)
-    return Found(schedule=best, bound=bound, peers={name: member.makespan for name, member in members.items()})
-
-
-def _rank(candidate: Schedule) -> tuple[int, int, int]:
-    """Shorter first; of equals, the one with fewer slots, then less work."""
-    return candidate.makespan, candidate.work_B.size, int(candidate.work_B.sum())
-
-
-def _packings(problem: Problem, bound: LowerBound) -> Iterator[NDArray[np.int64]]:
-    tokens_only = pack.pack_tokens(problem)
-    yield tokens_only
-    yield portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    if problem.ranks == 1:
-        return  # nothing to balance: the least work is the shortest
-    fewest = -(-int(tokens_only.max() + 1) // problem.ranks)
+    peers = {name: schedule(problem, bin_J) for name, bin_J in _members(problem)}
     is_small = problem.num_jobs <= FEW_JOBS
-    tolerance = FINE_TOLERANCE if is_small else COARSE_TOLERANCE
-    best: int | None = None
-    for num_slots in range(fewest, fewest + MAX_EXTRA_SLOTS + 1):
-        reachable = bound.work + num_slots * problem.overhead
-        if best is not None and best <= (reachable if is_small else reachable + reachable // 200):
-            return
-        for rule in (pack.FIRST_FIT, pack.WORST_FIT):
-            packing = pack.pack_slots(problem, num_slots=num_slots, rule=rule, tolerance=tolerance)
-            if packing is not None:
-                best = packing.makespan if best is None else min(best, packing.makespan)
-                yield packing.bin_J
+    rules = pack.RULES if is_small else (pack.FIRST_FIT,)
+    cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
+    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in rules)]
+    candidates = [*peers.values(), *(schedule(problem, bin_J) for bin_J in compact)]
+    if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
+        fewest = min(candidate.num_slots for candidate in candidates)
+        candidates += _balanced(problem, bound, fewest)
+        if is_small and min(candidates, key=_order).makespan > bound.makespan:
+            candidates += _annealed(problem, candidates, seed)
+    return Found(
+        schedule=min(candidates, key=_order),
+        bound=bound,
+        peers={name: peer.makespan for name, peer in peers.items()},
+    )
 
 
-def _members(problem: Problem, bound: LowerBound) -> Iterator[tuple[str, NDArray[np.int64]]]:
+def _order(candidate: Schedule) -> tuple[int, int, int]:
+    """Shorter first; of equals, the one with fewer slots, then less work."""
+    return candidate.makespan, candidate.num_slots, int(candidate.work_B.sum())
+
+
+def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
     greedy = portfolio.greedy_cut(problem)
     yield "greedy", greedy
     yield "whole_trees", portfolio.whole_trees(problem)
-    fewest = -(-int(greedy.max() + 1) // problem.ranks)
-    ranges = [portfolio.contiguous(problem, fewest + extra) for extra in range(MAX_EXTRA_SLOTS + 1)]
-    yield "contiguous", min((r for r in ranges if r is not None), key=lambda r: schedule(problem, r).makespan)
+    yield "contiguous", portfolio.contiguous(problem, 1 + int(greedy[-1]) // problem.ranks)
     sequences = portfolio.balanced_sequences(problem)
     if sequences is not None:
         yield "sequences", sequences
+
+
+def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Schedule]:
+    """Packings into a few numbers of slots from the fewest on; with many jobs, the quickest way only."""
+    is_small = problem.num_jobs <= FEW_JOBS
+    rules, extra, tolerance = pack.RULES, MAX_EXTRA_SLOTS, FINE_TOLERANCE
+    if not is_small:
+        rules, extra, tolerance = (pack.FIRST_FIT,), 0, COARSE_TOLERANCE
+    best = 0
+    for num_slots in range(fewest, fewest + extra + 1):
+        if 0 < best <= bound.work + num_slots * problem.overhead:
+            return
+        for rule in rules:
+            guess = bound.work // num_slots
+            bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
+            if bin_J is not None:
+                packed = schedule(problem, bin_J)
+                best = min(best or packed.makespan, packed.makespan)
+                yield packed
+
+
+def _annealed(problem: Problem, candidates: list[Schedule], seed: int) -> Iterator[Schedule]:
+    """The best candidates of different numbers of slots, annealed shortly; then the best of these at length."""
+    starts: dict[int, Schedule] = {}
+    for candidate in sorted(candidates, key=_order):
+        starts.setdefault(candidate.num_slots, candidate)
+    best = next(iter(starts.values()))
+    starts.setdefault(best.num_slots + 1, best)
+    in_turn = sorted(starts.items(), key=lambda item: (item[1].makespan, item[0]))
+    moves = max(MIN_MOVES, min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs))
+    tried: list[tuple[Schedule, int, float]] = []
+    for num_slots, start in in_turn[:MAX_ANNEALED]:
+        if problem.num_jobs * num_slots * problem.ranks <= MAX_ANNEALED_CELLS:
+            for spread in SPREADS:
+                found = _anneal_once(problem, start, num_slots, (moves // 6, spread, seed))
+                tried.append((found, num_slots, spread))
+                yield found
+    if tried:
+        start, num_slots, spread = min(tried, key=lambda item: _order(item[0]))
+        yield _anneal_once(problem, start, num_slots, (moves, spread, seed + 1))
+
+
+def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule:
+    moves, spread, seed = how
+    # Annealing counts on microbatch b being on rank b % ranks.
+    bin_J = (start.places.slot_B * problem.ranks + start.places.rank_B)[start.bin_J]
+    num_bins = num_slots * problem.ranks
+    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, spread=spread)
+    return schedule(problem, portfolio.close_gaps(found_J))

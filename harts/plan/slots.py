@@ -41,6 +41,11 @@ class Schedule:
     makespan: int
     """Units, slot overheads included."""
 
+    @property
+    def num_slots(self) -> int:
+        """Slots of each rank."""
+        return int(self.places.slot_B.max()) + 1
+
 
 def schedule(problem: Problem, bin_J: NDArray[np.int64]) -> Schedule:
     """Give microbatches their ranks and slots.

@@ -37,31 +37,33 @@ def grpo(rng: np.random.Generator, num: int) -> PrefixTree:
     """Groups of 16 answers to a prompt."""
     out = TreeWriter()
     for _ in range(num // 16):
-        prompt = int(_lengths(rng, 1000, 1)[0])
-        for i, answer in enumerate(_lengths(rng, 4000, 16)):
+        prompt = int(_lengths(rng, 1500, 1)[0])
+        for i, answer in enumerate(np.minimum(_lengths(rng, 6000, 16, 0.8), 30_000)):
             out.leaf(prompt + answer, prompt if i else 0)
     return out.tree()
 
 
-def _fork(out: TreeWriter, rng: np.random.Generator, *, depth: int, above: int, lcp: int, leaves: int, mean: float):
-    """A conversation that forks after random turns until `leaves` are left."""
+def agent(rng: np.random.Generator, num: int) -> PrefixTree:
+    """Multi-turn agents, a trajectory a call, whose context is rewritten: a side branch at every turn."""
+    out = TreeWriter()
+    while len(out.length) < num:
+        turns = int(rng.integers(8, 25))
+        ends = 4000 + np.cumsum(_lengths(rng, 1800, turns))
+        out.leaf(ends[-1], 0)
+        for end in ends[-2::-1]:  # the deepest fork comes first in lexicographic order
+            out.leaf(end + int(_lengths(rng, 1800, 1)[0]), end)
+    return out.tree()
+
+
+def _fork(out: TreeWriter, rng: np.random.Generator, above: int, lcp: int, leaves: int, mean: float = 1800) -> None:
+    """A conversation that forks at random turns until `leaves` are left."""
     end = above + int(_lengths(rng, mean, 1)[0])
     if leaves == 1:
-        for _ in range(int(rng.integers(1, 6))):
-            end += int(_lengths(rng, mean, 1)[0])
         out.leaf(end, lcp)
         return
     left = int(rng.integers(1, leaves))
-    _fork(out, rng, depth=depth + 1, above=end, lcp=lcp, leaves=left, mean=mean)
-    _fork(out, rng, depth=depth + 1, above=end, lcp=end, leaves=leaves - left, mean=mean)
-
-
-def agent(rng: np.random.Generator, num: int) -> PrefixTree:
-    """Multi-turn agents: every task forks at several turns."""
-    out = TreeWriter()
-    while len(out.length) < num:
-        _fork(out, rng, depth=0, above=int(_lengths(rng, 3000, 1)[0]), lcp=0, leaves=16, mean=1500)
-    return out.tree()
+    _fork(out, rng, end, lcp, left, mean)
+    _fork(out, rng, end, end, leaves - left, mean)
 
 
 def pareto(rng: np.random.Generator, num: int) -> PrefixTree:
@@ -69,14 +71,14 @@ def pareto(rng: np.random.Generator, num: int) -> PrefixTree:
     out = TreeWriter()
     while len(out.length) < num:
         leaves = int(min(1 + rng.pareto(1.1) * 4, num / 5))
-        _fork(out, rng, depth=0, above=int(_lengths(rng, 2000, 1)[0]), lcp=0, leaves=leaves, mean=1000)
+        _fork(out, rng, int(_lengths(rng, 4000, 1)[0]), 0, leaves)
     return out.tree()
 
 
 def search_tree(rng: np.random.Generator, num: int) -> PrefixTree:
     """One tree that holds everything."""
     out = TreeWriter()
-    _fork(out, rng, depth=0, above=500, lcp=0, leaves=num, mean=400)
+    _fork(out, rng, 2000, 0, num)
     return out.tree()
 
 
@@ -96,11 +98,29 @@ def giants(rng: np.random.Generator, num: int) -> PrefixTree:
 def system_prompt(rng: np.random.Generator, num: int) -> PrefixTree:
     """Groups below one long prompt that all share."""
     out = TreeWriter()
-    system = int(rng.integers(3000, 9000))
+    system = int(rng.integers(8000, 16000))
     for _ in range(num // 8):
-        prompt = system + int(_lengths(rng, 800, 1)[0])
-        for i, answer in enumerate(_lengths(rng, 1500, 8)):
+        prompt = system + int(_lengths(rng, 1500, 1)[0])
+        for i, answer in enumerate(_lengths(rng, 2000, 8)):
             out.leaf(prompt + answer, prompt if i else system)
+    return out.tree()
+
+
+def small_tree(rng: np.random.Generator, num: int) -> PrefixTree:
+    """A few short trajectories: groups, side branches and random forks, so that optima can be proved."""
+    out = TreeWriter()
+    while len(out.length) < num:
+        leaves = int(min(rng.integers(1, 8), num - len(out.length)))
+        kind, prompt = int(rng.integers(3)), int(rng.integers(1, 30))
+        if kind == 0:
+            for i in range(leaves):
+                out.leaf(prompt + int(rng.integers(1, 40)), prompt if i else 0)
+        elif kind == 1:
+            ends = prompt + np.cumsum(rng.integers(1, 12, leaves))
+            for i, end in enumerate(ends[::-1]):
+                out.leaf(end + int(rng.integers(1, 12)), end if i else 0)
+        else:
+            _fork(out, rng, prompt, 0, leaves, mean=12)
     return out.tree()
 
 

@@ -1,0 +1,327 @@
+"""Annealing of the jobs' places: for steps so small that packing leaves room to gain.
+
+Moves a job, the part of a subtree that a microbatch holds, or swaps two jobs; the place moved to is mostly that of a
+neighbour in lexicographic order, where prefixes are shared. A fixed number of moves and only exact or correctly
+rounded arithmetic (no exponential, no logarithm), so the result is the same on every machine.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from harts.plan.problem import Problem
+
+HOT = 0.5
+"""Temperature at the beginning, as a part of the makespan that each job has on average."""
+STAGES, COOLING = 128, 0.96
+"""Steps of the temperature and its factor; the last is 1/190 of the first."""
+MAX_SUBTREE = 256
+"""Jobs below the largest branch point whose part in a microbatch is moved at once."""
+WORK_WEIGHT = 0.1
+"""Weight of the mean work of a rank beside the makespan: of equal makespans, prefer less work."""
+
+
+class State(NamedTuple):
+    """Where jobs are, and what follows from it."""
+
+    bin_J: NDArray[np.int64]
+    """Microbatch of each job."""
+    used_SB: NDArray[np.int16]
+    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch."""
+    work_B: NDArray[np.int64]
+    """Work of each microbatch."""
+    tokens_B: NDArray[np.int64]
+    """Distinct tokens of each."""
+    sorted_B: NDArray[np.int64]
+    """Microbatches by descending work."""
+    place_B: NDArray[np.int64]
+    """Place of each in `sorted_B`."""
+    moved: NDArray[np.int64]
+    """Jobs of the move at hand; scratch."""
+
+
+class Shape(NamedTuple):
+    """What does not change."""
+
+    parent_S: NDArray[np.int64]
+    own_S: NDArray[np.int64]
+    size_S: NDArray[np.int64]
+    tail_J: NDArray[np.int64]
+    first_S: NDArray[np.int64]
+    """First job below each segment; its jobs are contiguous."""
+    count_S: NDArray[np.int64]
+    """Jobs below each segment."""
+    ranks: int
+    limit: int
+    barrier: bool
+    height: float
+    """Work of a microbatch in a perfectly even plan."""
+
+
+@numba.njit(cache=True)
+def _random(state):
+    """The next 64 bits of SplitMix64 (Steele, Lea and Flood 2014)."""
+    state[0] += np.uint64(0x9E3779B97F4A7C15)
+    z = state[0]
+    z = (z ^ (z >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    z = (z ^ (z >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return z ^ (z >> np.uint64(31))
+
+
+@numba.njit(cache=True)
+def _below(state, bound):
+    """A random integer from 0 to `bound` - 1."""
+    return np.int64((_random(state) >> np.uint64(33)) % np.uint64(bound))
+
+
+@numba.njit(cache=True)
+def _exponential(state):
+    """A random number of about the exponential distribution, mean near 1, by halving: no logarithm is taken."""
+    bits = np.int64(_random(state) >> np.uint64(12))
+    whole = 0
+    while whole < 40 and bits & 1:
+        bits >>= 1
+        whole += 1
+    # Uniform between two halvings: the distribution is exact at every halving and linear between.
+    return 0.6931471805599453 * (whole + np.int64(_random(state) >> np.uint64(33)) / 2147483648.0)
+
+
+@numba.njit(cache=True)
+def _remove(shape, state, job):
+    source = state.bin_J[job]
+    segment = shape.tail_J[job]
+    while segment >= 0:
+        state.used_SB[segment, source] -= 1
+        if state.used_SB[segment, source] > 0:
+            return
+        state.work_B[source] -= shape.own_S[segment]
+        state.tokens_B[source] -= shape.size_S[segment]
+        segment = shape.parent_S[segment]
+
+
+@numba.njit(cache=True)
+def _insert(shape, state, job, target):
+    state.bin_J[job] = target
+    segment = shape.tail_J[job]
+    while segment >= 0:
+        state.used_SB[segment, target] += 1
+        if state.used_SB[segment, target] > 1:
+            return
+        state.work_B[target] += shape.own_S[segment]
+        state.tokens_B[target] += shape.size_S[segment]
+        segment = shape.parent_S[segment]
+
+
+@numba.njit(cache=True)
+def _resort(state, number):
+    """Put one microbatch in its place by descending work, the others being sorted."""
+    place, work = state.place_B[number], state.work_B[number]
+    order = state.sorted_B
+    while place > 0 and state.work_B[order[place - 1]] < work:
+        order[place] = order[place - 1]
+        state.place_B[order[place]] = place
+        place -= 1
+    while place + 1 < order.size and state.work_B[order[place + 1]] > work:
+        order[place] = order[place + 1]
+        state.place_B[order[place]] = place
+        place += 1
+    order[place] = number
+    state.place_B[number] = place
+
+
+@numba.njit(cache=True)
+def _makespan(shape, state):
+    """Without overheads. Without barriers, microbatch `b` runs on rank `b % ranks`."""
+    total = 0
+    if shape.barrier:
+        for place in range(0, state.sorted_B.size, shape.ranks):
+            total += state.work_B[state.sorted_B[place]]
+        return total
+    for rank in range(shape.ranks):
+        load = 0
+        for number in range(rank, state.work_B.size, shape.ranks):
+            load += state.work_B[number]
+        total = max(total, load)
+    return total
+
+
+@numba.njit(cache=True)
+def _sort_all(state):
+    order = np.argsort(-state.work_B, kind="mergesort")
+    for place in range(order.size):
+        state.sorted_B[place] = order[place]
+        state.place_B[order[place]] = place
+
+
+@numba.njit(cache=True)
+def _sort_two(state, one, other):
+    _resort(state, one)
+    _resort(state, other)
+    _resort(state, one)  # the other may have stood in its way
+
+
+@numba.njit(cache=True)
+def _sixth_power(shape, work):
+    relative = work / shape.height
+    cube = relative * relative * relative
+    return cube * cube
+
+
+@numba.njit(cache=True)
+def _propose(shape, state, random):
+    """Choose jobs and where they go: their number, their microbatch and the other. The jobs are in `state.moved`; with
+    a swap the last of them comes from the other microbatch. No jobs if there is nothing to move."""
+    jobs, kind = state.bin_J.size, _below(random, 16)
+    job = _below(random, jobs)
+    partner = _below(random, jobs)
+    if _below(random, 8) > 0:
+        distance = 1 + _below(random, 8)
+        partner = job + distance if _below(random, 2) > 0 else job - distance
+        if partner < 0 or partner >= jobs:
+            return 0, 0, 0
+    source, target = state.bin_J[job], state.bin_J[partner]
+    if kind < 13 and _below(random, 8) == 0:
+        target = _below(random, state.work_B.size)
+    if source == target:
+        return 0, 0, 0
+    state.moved[0] = job
+    if kind < 3:
+        return 1, source, target
+    if kind >= 13:
+        state.moved[1] = partner
+        return 2, source, target
+    segment = shape.tail_J[job]
+    for _ in range(1 + _below(random, 8)):
+        parent = shape.parent_S[segment]
+        if parent < 0 or shape.count_S[parent] > MAX_SUBTREE:
+            break
+        segment = parent
+    count = 0
+    for other in range(shape.first_S[segment], shape.first_S[segment] + shape.count_S[segment]):
+        if state.bin_J[other] == source:
+            state.moved[count] = other
+            count += 1
+    return count, source, target
+
+
+@numba.njit(cache=True)
+def _exchange(shape, state, count, source, target):
+    """Move each of the jobs at hand from one of the two microbatches to the other; twice changes nothing."""
+    for job in state.moved[:count]:
+        to = target if state.bin_J[job] == source else source
+        _remove(shape, state, job)
+        _insert(shape, state, job, to)
+
+
+@numba.njit(cache=True)
+def _try_move(shape, state, random, energy, limits):
+    """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
+    makespan, penalty = energy
+    temperature, work_weight, penalty_weight = limits
+    count, source, target = _propose(shape, state, random)
+    if count == 0:
+        return energy
+    work_before = state.work_B[source] + state.work_B[target]
+    penalty_after = penalty - _sixth_power(shape, state.work_B[source]) - _sixth_power(shape, state.work_B[target])
+    _exchange(shape, state, count, source, target)
+    if state.tokens_B[target] <= shape.limit and state.tokens_B[source] <= shape.limit:
+        _sort_two(state, source, target)
+        makespan_after = _makespan(shape, state)
+        work_after = state.work_B[source] + state.work_B[target]
+        penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
+        rise = makespan_after - makespan + work_weight * (work_after - work_before)
+        rise += penalty_weight * (penalty_after - penalty)
+        if rise <= 0 or rise <= temperature * _exponential(random):
+            return makespan_after, penalty_after
+        _exchange(shape, state, count, source, target)
+        _sort_two(state, source, target)
+    else:
+        _exchange(shape, state, count, source, target)
+    return energy
+
+
+@numba.njit(cache=True)
+def _anneal(shape, state, random, moves, spread):
+    """Run all stages from the state given; returns the best assignment seen."""
+    for job in range(state.bin_J.size):
+        _insert(shape, state, job, state.bin_J[job])
+    _sort_all(state)
+    best = _makespan(shape, state)
+    best_J = state.bin_J.copy()
+    temperature, penalty_weight = HOT * best / state.bin_J.size, spread * 0.3 * shape.height / state.work_B.size
+    for stage in range(STAGES):
+        # What guides the search at first must not keep it from the shortest at last.
+        fade = 1.0 - stage / STAGES
+        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight)
+        penalty = 0.0
+        for work in state.work_B:
+            penalty += _sixth_power(shape, work)
+        energy = (_makespan(shape, state), penalty)
+        for _ in range(moves // STAGES):
+            energy = _try_move(shape, state, random, energy, limits)
+            if energy[0] < best:
+                best = energy[0]
+                best_J[:] = state.bin_J
+        temperature *= COOLING
+    return best_J
+
+
+def anneal(
+    problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, spread: float
+) -> NDArray[np.int64]:
+    """Improve a packing.
+
+    Args:
+        problem: The jobs; jobs x bins decide the memory.
+        bin_J: [J] int64. The packing to start from; each bin within the token limit.
+        num_bins: Bins that may be used, a multiple of the ranks.
+        moves: Moves tried.
+        seed: Of the random numbers.
+        spread: Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins.
+
+    Returns:
+        [J] int64, the assignment of least makespan seen; bins may be empty.
+    """
+    jobs, segments = problem.num_jobs, problem.parent_S.size
+    first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
+    shape = Shape(
+        problem.parent_S,
+        problem.own_S,
+        problem.size_S,
+        problem.tail_J,
+        first_S,
+        count_S,
+        problem.ranks,
+        problem.limit,
+        problem.barrier,
+        max(problem.total_work / num_bins, 1.0),
+    )
+    zeros_B = np.zeros(num_bins, dtype=np.int64)
+    state = State(
+        bin_J.copy(),
+        np.zeros((segments, num_bins), dtype=np.int16),
+        zeros_B,
+        zeros_B.copy(),
+        zeros_B.copy(),
+        zeros_B.copy(),
+        np.zeros(max(jobs, 2), dtype=np.int64),
+    )
+    return _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, spread)
+
+
+@numba.njit(cache=True)
+def _jobs_below(parent_S, tail_J):
+    """First job and number of jobs below each segment."""
+    first_S = np.full(parent_S.size, tail_J.size, dtype=np.int64)
+    count_S = np.zeros(parent_S.size, dtype=np.int64)
+    for job in range(tail_J.size):
+        first_S[tail_J[job]], count_S[tail_J[job]] = job, 1
+    for segment in range(parent_S.size - 1, -1, -1):
+        if parent_S[segment] >= 0:
+            first_S[parent_S[segment]] = min(first_S[parent_S[segment]], first_S[segment])
+            count_S[parent_S[segment]] += count_S[segment]
+    return first_S, count_S
