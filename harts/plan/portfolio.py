@@ -15,7 +15,7 @@ from harts.plan.problem import Problem
 
 SEQUENCE_WORK = 24576
 """Of a token in the linear part of verl's workload, 24576 L + L^2."""
-MAX_DIFFERENCING = 2_000_000
+MAX_DIFFERENCING = 300_000
 """Jobs x parts up to which sequences are balanced by differencing; its time and memory grow with them."""
 
 
@@ -168,7 +168,7 @@ def balanced_sequences(problem: Problem) -> NDArray[np.int64] | None:
             bin_J[jobs] = rank * num_slots + differencing(load_J[jobs], num_slots)
         if _most_tokens(length_J, bin_J, num_slots * problem.ranks) <= problem.limit:
             return close_gaps(bin_J)
-        num_slots += 1
+        num_slots += 1 + num_slots // 16
 
 
 def _most_tokens(length_J: NDArray[np.int64], bin_J: NDArray[np.int64], count: int) -> int:
