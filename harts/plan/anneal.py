@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-HOT = 4e-3
-"""Temperature at the beginning, as a part of the makespan."""
+HOT = 0.5
+"""Temperature at the beginning, as a part of the makespan that each job has on average."""
 STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
@@ -178,24 +178,24 @@ def _propose(shape, state, random):
     jobs, kind = state.bin_J.size, _below(random, 16)
     job = _below(random, jobs)
     partner = _below(random, jobs)
-    if _below(random, 4) > 0:
+    if _below(random, 8) > 0:
         distance = 1 + _below(random, 8)
         partner = job + distance if _below(random, 2) > 0 else job - distance
         if partner < 0 or partner >= jobs:
             return 0, 0, 0
     source, target = state.bin_J[job], state.bin_J[partner]
-    if kind < 10 and _below(random, 8) == 0:
+    if kind < 13 and _below(random, 8) == 0:
         target = _below(random, state.work_B.size)
     if source == target:
         return 0, 0, 0
     state.moved[0] = job
-    if kind < 6:
+    if kind < 3:
         return 1, source, target
-    if kind >= 10:
+    if kind >= 13:
         state.moved[1] = partner
         return 2, source, target
     segment = shape.tail_J[job]
-    for _ in range(1 + _below(random, 4)):
+    for _ in range(1 + _below(random, 8)):
         parent = shape.parent_S[segment]
         if parent < 0 or shape.count_S[parent] > MAX_SUBTREE:
             break
@@ -221,7 +221,7 @@ def _exchange(shape, state, count, source, target):
 def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
     makespan, penalty = energy
-    temperature, penalty_weight = limits
+    temperature, work_weight, penalty_weight = limits
     count, source, target = _propose(shape, state, random)
     if count == 0:
         return energy
@@ -233,7 +233,7 @@ def _try_move(shape, state, random, energy, limits):
         makespan_after = _makespan(shape, state)
         work_after = state.work_B[source] + state.work_B[target]
         penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
-        rise = makespan_after - makespan + WORK_WEIGHT * (work_after - work_before) / shape.ranks
+        rise = makespan_after - makespan + work_weight * (work_after - work_before)
         rise += penalty_weight * (penalty_after - penalty)
         if rise <= 0 or rise <= temperature * _exponential(random):
             return makespan_after, penalty_after
@@ -252,14 +252,17 @@ def _anneal(shape, state, random, moves, spread):
     _sort_all(state)
     best = _makespan(shape, state)
     best_J = state.bin_J.copy()
-    temperature, penalty_weight = HOT * best, spread * 0.3 * shape.height / state.work_B.size
-    for _ in range(STAGES):
+    temperature, penalty_weight = HOT * best / state.bin_J.size, spread * 0.3 * shape.height / state.work_B.size
+    for stage in range(STAGES):
+        # What guides the search at first must not keep it from the shortest at last.
+        fade = 1.0 - stage / STAGES
+        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight)
         penalty = 0.0
         for work in state.work_B:
             penalty += _sixth_power(shape, work)
-        energy = (best - best + _makespan(shape, state), penalty)
+        energy = (_makespan(shape, state), penalty)
         for _ in range(moves // STAGES):
-            energy = _try_move(shape, state, random, energy, (temperature, penalty_weight))
+            energy = _try_move(shape, state, random, energy, limits)
             if energy[0] < best:
                 best = energy[0]
                 best_J[:] = state.bin_J

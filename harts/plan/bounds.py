@@ -44,6 +44,9 @@ def lower_bound(problem: Problem) -> LowerBound:
     work_end_S = problem.path_D[problem.end_S]
     longest = int(work_end_S.max())
     # Grow to a capacity that is not refused, then bisect: what is refused cannot be reached by any plan.
+    if problem.barrier and np.count_nonzero(problem.parent_S < 0) == 1:
+        # A slot takes as long as if each of its microbatches, the empty ones too, held the prefix that all share.
+        count_S[0] = slots * problem.ranks
     low = max(longest, -(-problem.total_work // problem.ranks)) - 1
     step, high = max(low // 64, 1), low + 1
 

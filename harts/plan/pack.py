@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 from harts.plan.problem import Problem
 
 RULES = FIRST_FIT, WORST_FIT = 0, 1
+FEW = 32
+"""Groups up to which sorting by insertion is used."""
 UNLIMITED = 1 << 60
 """A work capacity that leaves the token limit alone to decide."""
 
@@ -58,6 +60,9 @@ class Bins(NamedTuple):
     group: NDArray[np.int64]
     """Group of each open bin."""
     stack: NDArray[np.int64]
+    """Nodes to visit."""
+    members: NDArray[np.int64]
+    """Groups to place."""
 
 
 def trie_of(problem: Problem) -> Trie:
@@ -140,48 +145,50 @@ def _emptiest(bins, size):
 
 
 @numba.njit(cache=True)
-def _descending(keys):
-    """Indices by descending key, equal ones in order."""
-    if keys.size > 32:
-        return np.argsort(-keys, kind="mergesort")
-    order = np.arange(keys.size)
-    for i in range(1, keys.size):
-        index = order[i]
-        j = i
-        while j > 0 and keys[order[j - 1]] < keys[index]:
-            order[j] = order[j - 1]
-            j -= 1
-        order[j] = index
-    return order
+def _take_list(groups, bins, segment):
+    """Move the groups of a segment from its list to `bins.members`, by descending work; returns their number."""
+    count, group = 0, groups.list_S[segment, 0]
+    members, work_J = bins.members, groups.work_J
+    while group >= 0:
+        place = count
+        # Insertion is fastest for the few groups that most branch points have.
+        while count < FEW and place > 0 and work_J[members[place - 1]] < work_J[group]:
+            members[place] = members[place - 1]
+            place -= 1
+        members[place] = group
+        count, group = count + 1, groups.next_J[group]
+    if count > FEW:
+        order = np.argsort(-work_J[members[:count]], kind="mergesort")
+        members[:count] = members[:count][order]
+    groups.list_S[segment] = -1
+    groups.least_S[segment] = UNLIMITED
+    return count
 
 
 @numba.njit(cache=True)
-def _take_list(groups, segment):
-    """The groups of a segment by descending work; its list is empty afterwards."""
-    count, group = 0, groups.list_S[segment, 0]
-    while group >= 0:
-        count, group = count + 1, groups.next_J[group]
-    members = np.empty(count, dtype=np.int64)
-    group = groups.list_S[segment, 0]
-    for i in range(count):
-        members[i], group = group, groups.next_J[group]
-    groups.list_S[segment] = -1
-    groups.least_S[segment] = UNLIMITED
-    return members[_descending(groups.work_J[members])]
+def _join(groups, host, group, work, tokens):
+    groups.into_J[group] = host
+    groups.work_J[host] += work
+    groups.tokens_J[host] += tokens
 
 
 @numba.njit(cache=True)
 def _merge_below(groups, bins, segment, shared, limit, rule):
     """Pack the groups of a segment's list; `shared` is the path's tokens and their work, common to all of them."""
-    members = _take_list(groups, segment)
+    count = _take_list(groups, bins, segment)
     tokens_above, work_above = shared
+    if count == 2:  # most branch points; that the two fit is why they are here
+        host, group = bins.members[0], bins.members[1]
+        _join(groups, host, group, groups.work_J[group] - work_above, groups.tokens_J[group] - tokens_above)
+        bins.group[0] = host
+        return 1
     size = 1
-    while size < members.size:
+    while size < count:
         size *= 2
     bins.work[: 2 * size] = -1
     bins.tokens[: 2 * size] = -1
     opened = 0
-    for group in members:
+    for group in bins.members[:count]:
         work, tokens = groups.work_J[group] - work_above, groups.tokens_J[group] - tokens_above
         index = -1
         if rule == WORST_FIT and opened > 0:
@@ -195,10 +202,7 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
             bins.group[index] = group
             opened += 1
         else:
-            host = bins.group[index]
-            groups.into_J[group] = host
-            groups.work_J[host] += work
-            groups.tokens_J[host] += tokens
+            _join(groups, bins.group[index], group, work, tokens)
         host = bins.group[index]
         room = groups.capacity_J[host] - groups.work_J[host]
         _set_room(bins, size, index, room, limit - groups.tokens_J[host])
@@ -234,7 +238,8 @@ def pack(trie, capacity, limit, rule, closed):
     while slots < jobs:
         slots *= 2
     room_work, room_tokens = np.empty(2 * slots, dtype=np.int64), np.empty(2 * slots, dtype=np.int64)
-    bins = Bins(room_work, room_tokens, np.empty(slots, dtype=np.int64), np.empty(128, dtype=np.int64))
+    group, members = np.empty(slots, dtype=np.int64), np.empty(jobs, dtype=np.int64)
+    bins = Bins(room_work, room_tokens, group, np.empty(128, dtype=np.int64), members)
     for job in range(jobs):
         _append(groups, trie.tail_J[job], job)
     for i in range(segments + 1):
@@ -280,36 +285,40 @@ def pack_tokens(problem: Problem, *, rule: int) -> NDArray[np.int64]:
     return bin_J
 
 
-def pack_slots(problem: Problem, *, num_slots: int, rule: int, tolerance: float) -> NDArray[np.int64] | None:
+def pack_slots(
+    problem: Problem, *, num_slots: int, guess: int, rule: int, tolerance: float
+) -> NDArray[np.int64] | None:
     """Pack into `num_slots` slots of all ranks, at nearly the least capacity that first or worst fit allows.
 
     Args:
         problem: The jobs.
-        num_slots: >= 1.
+        num_slots: >= 1, enough for `pack_tokens` with the same rule.
+        guess: Units. A capacity that should be a little too small, such as an even share of a lower bound.
         rule: FIRST_FIT or WORST_FIT.
         tolerance: Capacities are tried until they differ by less than this part.
 
     Returns:
-        [J] int64, bins, the best of the packings met; None if the token limit does not allow so few slots.
+        [J] int64, bins, the best of the packings met; None if even a capacity several times the guess
+        does not give so few.
     """
     trie, most = trie_of(problem), num_slots * problem.ranks
-    best: tuple[int, NDArray[np.int64]] | None = None
-    low, high = 0, max(problem.total_work // most, 1)
-    growth = high // 32 + 1
+    makespan, best = UNLIMITED, None
+    low, high = 0, max(guess, 1)
+    growth = high // 64 + 1
     is_bracketed = False
     while not is_bracketed or high - low > max(1, high * tolerance):
         capacity = (low + high) // 2 if is_bracketed else high
         bin_J, work_B = pack(trie, capacity, problem.limit, rule, int(capacity * tolerance / 2))
-        if work_B.size <= most:
-            is_bracketed, high = True, capacity
-            height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
-            makespan = height + -(-work_B.size // problem.ranks) * problem.overhead
-            if best is None or makespan < best[0]:
-                best = makespan, bin_J
-        elif capacity >= UNLIMITED:
-            return None
-        else:
+        is_bracketed = is_bracketed or work_B.size <= most
+        if work_B.size > most:
             low = capacity
+            if not is_bracketed and high > 4 * guess:
+                return None
             if not is_bracketed:
-                high, growth = min(high + growth, UNLIMITED), growth * 2
-    return None if best is None else best[1]
+                high, growth = high + growth, growth * 2
+            continue
+        high = capacity
+        height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
+        if height + -(-work_B.size // problem.ranks) * problem.overhead < makespan:
+            makespan, best = height + -(-work_B.size // problem.ranks) * problem.overhead, bin_J
+    return best

@@ -22,12 +22,12 @@ FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
 
 
-ANNEALED = 2
-"""Candidates that are annealed."""
+MAX_ANNEALED = 3
+"""Numbers of slots for which steps are annealed."""
 SPREADS = (0.0, 0.3)
 """Weights of the penalty on uneven microbatches, each of which is tried."""
-MOVES_PER_JOB, MAX_MOVES = 1000, 1_000_000
-"""Moves of one annealing."""
+MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 3000, 60_000, 1_500_000
+"""Moves of the longest annealing."""
 MAX_ANNEALED_CELLS = 4_000_000
 """Jobs x microbatches up to which is annealed; the counters take 4 bytes for each."""
 
@@ -53,13 +53,15 @@ def search(problem: Problem, *, seed: int) -> Found:
     """
     bound = lower_bound(problem)
     peers = {name: schedule(problem, bin_J) for name, bin_J in _members(problem)}
-    candidates = list(peers.values())
-    for bin_J in _compact(problem):
-        candidates.append(schedule(problem, bin_J))
+    is_small = problem.num_jobs <= FEW_JOBS
+    rules = pack.RULES if is_small else (pack.FIRST_FIT,)
+    cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
+    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in rules)]
+    candidates = [*peers.values(), *(schedule(problem, bin_J) for bin_J in compact)]
     if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
         fewest = min(candidate.num_slots for candidate in candidates)
         candidates += _balanced(problem, bound, fewest)
-        if min(candidates, key=_order).makespan > bound.makespan:
+        if is_small and min(candidates, key=_order).makespan > bound.makespan:
             candidates += _annealed(problem, candidates, seed)
     return Found(
         schedule=min(candidates, key=_order),
@@ -83,24 +85,19 @@ def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
         yield "sequences", sequences
 
 
-def _compact(problem: Problem) -> Iterator[NDArray[np.int64]]:
-    """Packings that only look for little work in few microbatches."""
-    yield portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    for rule in pack.RULES:
-        yield pack.pack_tokens(problem, rule=rule)
-
-
 def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Schedule]:
-    """Packings into a few numbers of slots from the fewest on."""
+    """Packings into a few numbers of slots from the fewest on; with many jobs, the quickest way only."""
     is_small = problem.num_jobs <= FEW_JOBS
-    tolerance = FINE_TOLERANCE if is_small else COARSE_TOLERANCE
+    rules, extra, tolerance = pack.RULES, MAX_EXTRA_SLOTS, FINE_TOLERANCE
+    if not is_small:
+        rules, extra, tolerance = (pack.FIRST_FIT,), 0, COARSE_TOLERANCE
     best = 0
-    for num_slots in range(fewest, fewest + MAX_EXTRA_SLOTS + 1):
-        reachable = bound.work + num_slots * problem.overhead
-        if 0 < best <= (reachable if is_small else reachable + reachable // 200):
+    for num_slots in range(fewest, fewest + extra + 1):
+        if 0 < best <= bound.work + num_slots * problem.overhead:
             return
-        for rule in pack.RULES:
-            bin_J = pack.pack_slots(problem, num_slots=num_slots, rule=rule, tolerance=tolerance)
+        for rule in rules:
+            guess = bound.work // num_slots
+            bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
             if bin_J is not None:
                 packed = schedule(problem, bin_J)
                 best = min(best or packed.makespan, packed.makespan)
@@ -108,22 +105,30 @@ def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Sche
 
 
 def _annealed(problem: Problem, candidates: list[Schedule], seed: int) -> Iterator[Schedule]:
-    """The best candidates of different numbers of slots, improved."""
+    """The best candidates of different numbers of slots, annealed shortly; then the best of these at length."""
     starts: dict[int, Schedule] = {}
     for candidate in sorted(candidates, key=_order):
         starts.setdefault(candidate.num_slots, candidate)
-    for start in list(starts.values())[:ANNEALED]:
-        if problem.num_jobs > FEW_JOBS or problem.num_jobs * start.work_B.size > MAX_ANNEALED_CELLS:
-            continue
-        # Annealing counts on microbatch b being on rank b % ranks.
-        number_B = start.places.slot_B * problem.ranks + start.places.rank_B
-        for spread in SPREADS:
-            bin_J = anneal(
-                problem,
-                number_B[start.bin_J],
-                num_bins=number_B.size,
-                moves=min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs),
-                seed=seed,
-                spread=spread,
-            )
-            yield schedule(problem, portfolio.close_gaps(bin_J))
+    best = next(iter(starts.values()))
+    starts.setdefault(best.num_slots + 1, best)
+    in_turn = sorted(starts.items(), key=lambda item: (item[1].makespan, item[0]))
+    moves = max(MIN_MOVES, min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs))
+    tried: list[tuple[Schedule, int, float]] = []
+    for num_slots, start in in_turn[:MAX_ANNEALED]:
+        if problem.num_jobs * num_slots * problem.ranks <= MAX_ANNEALED_CELLS:
+            for spread in SPREADS:
+                found = _anneal_once(problem, start, num_slots, (moves // 6, spread, seed))
+                tried.append((found, num_slots, spread))
+                yield found
+    if tried:
+        start, num_slots, spread = min(tried, key=lambda item: _order(item[0]))
+        yield _anneal_once(problem, start, num_slots, (moves, spread, seed + 1))
+
+
+def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule:
+    moves, spread, seed = how
+    # Annealing counts on microbatch b being on rank b % ranks.
+    bin_J = (start.places.slot_B * problem.ranks + start.places.rank_B)[start.bin_J]
+    num_bins = num_slots * problem.ranks
+    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, spread=spread)
+    return schedule(problem, portfolio.close_gaps(found_J))

@@ -55,15 +55,15 @@ def agent(rng: np.random.Generator, num: int) -> PrefixTree:
     return out.tree()
 
 
-def _fork(out: TreeWriter, rng: np.random.Generator, above: int, lcp: int, leaves: int) -> None:
+def _fork(out: TreeWriter, rng: np.random.Generator, above: int, lcp: int, leaves: int, mean: float = 1800) -> None:
     """A conversation that forks at random turns until `leaves` are left."""
-    end = above + int(_lengths(rng, 1800, 1)[0])
+    end = above + int(_lengths(rng, mean, 1)[0])
     if leaves == 1:
         out.leaf(end, lcp)
         return
     left = int(rng.integers(1, leaves))
-    _fork(out, rng, end, lcp, left)
-    _fork(out, rng, end, end, leaves - left)
+    _fork(out, rng, end, lcp, left, mean)
+    _fork(out, rng, end, end, leaves - left, mean)
 
 
 def pareto(rng: np.random.Generator, num: int) -> PrefixTree:
@@ -103,6 +103,24 @@ def system_prompt(rng: np.random.Generator, num: int) -> PrefixTree:
         prompt = system + int(_lengths(rng, 1500, 1)[0])
         for i, answer in enumerate(_lengths(rng, 2000, 8)):
             out.leaf(prompt + answer, prompt if i else system)
+    return out.tree()
+
+
+def small_tree(rng: np.random.Generator, num: int) -> PrefixTree:
+    """A few short trajectories: groups, side branches and random forks, so that optima can be proved."""
+    out = TreeWriter()
+    while len(out.length) < num:
+        leaves = int(min(rng.integers(1, 8), num - len(out.length)))
+        kind, prompt = int(rng.integers(3)), int(rng.integers(1, 30))
+        if kind == 0:
+            for i in range(leaves):
+                out.leaf(prompt + int(rng.integers(1, 40)), prompt if i else 0)
+        elif kind == 1:
+            ends = prompt + np.cumsum(rng.integers(1, 12, leaves))
+            for i, end in enumerate(ends[::-1]):
+                out.leaf(end + int(rng.integers(1, 12)), end if i else 0)
+        else:
+            _fork(out, rng, prompt, 0, leaves, mean=12)
     return out.tree()
 
 
