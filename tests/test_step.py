@@ -10,13 +10,14 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
+from transformers import AutoConfig, AutoModelForCausalLM
 
 import harts
 from harts.data import Trajectory, TrajectoryBatch
 from harts.layout.packed import PackedLayout, pack
 from harts.logprobs import linear_logprobs
 from harts.models.tiny import SETTINGS, tiny_model
-from harts.testing import gradients
+from harts.testing import assert_close, gradients, one_trajectory_at_a_time
 from harts.tree import build_prefix_tree
 from tests.cases import CASES, RICH, Case, trajectories_of
 
@@ -26,6 +27,7 @@ MODEL_TYPES = sorted(SETTINGS)
 
 def lay_out(model: harts.TreeModel, trajectories: Sequence[Trajectory]) -> PackedLayout:
     batch = TrajectoryBatch.of(trajectories)
+    assert model.needs is not None
     return pack(build_prefix_tree(batch), batch, model.needs)
 
 
@@ -158,6 +160,25 @@ def test_errors_name_the_trajectory_and_the_fix(trajectories: list[Trajectory], 
     with pytest.raises(ValueError, match=message):
         harts.train_step(model, trajectories, OBJECTIVE, max_tokens_per_microbatch=40)
     assert all(p.grad is None for p in model.module.parameters())
+
+
+def test_a_model_that_does_not_run_on_trees_trains_flat():
+    config = AutoConfig.for_model(
+        "llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+    )
+    module = AutoModelForCausalLM.from_config(config)
+    with pytest.raises(ValueError, match="Prepare it with flat_only=True"):
+        harts.prepare(module)
+    logprobs, _ = one_trajectory_at_a_time(module, trajectories_of(RICH), OBJECTIVE)
+    expected = gradients(module)
+    module.zero_grad()
+    model = harts.prepare(module, flat_only=True)
+    result = harts.train_step(model, trajectories_of(RICH), OBJECTIVE, execution="flat")
+    assert_close("log-probs", logprobs.double(), torch.from_numpy(result.logprobs_P), ratio=1e-5)
+    for name, gradient in expected.items():
+        assert_close(name, gradient, gradients(module)[name], ratio=1e-4)
+    with pytest.raises(ValueError, match="prepared for flat execution only"):
+        harts.train_step(model, trajectories_of(RICH), OBJECTIVE)
 
 
 def test_unknown_execution_and_float_ids():

@@ -32,8 +32,8 @@ class TreeModel:
 
     module: PreTrainedModel
     """The causal LM. Train its parameters and save it as usual."""
-    needs: LayoutNeeds
-    """What its layers index with."""
+    needs: LayoutNeeds | None
+    """What its layers index with; None if it was prepared for flat execution only."""
     cost: CostModel
     """Predicts the work of a microbatch."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
@@ -89,11 +89,12 @@ class TreeModel:
         """Undo `prepare`. The handle must not be used afterwards."""
         for layer, original in self.replaced:
             layer.__class__ = original
-        self.module.set_attn_implementation("sdpa")
+        if self.needs is not None:
+            self.module.set_attn_implementation("sdpa")
         return self.module
 
 
-def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
+def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -> TreeModel:
     """Let a model run on prefix trees, in place.
 
     Args:
@@ -101,6 +102,8 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
             "sdpa", transformers' default.
         replay: False starts linear-attention chunks at branch points. An ablation: results are no longer those of
             training each trajectory alone.
+        flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM will do then, so that a
+            model that does not run on trees trains through the same step.
 
     Raises:
         ValueError: If the model or one of its layers is not known to run on trees; the message names it.
@@ -108,8 +111,21 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
     causal_lm = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
-    config = causal_lm.config
-    family = find_family(config)
+    if flat_only:
+        work = CostModel(flops_per_token=float(_count_parameters(causal_lm)), flops_per_pair=0.0)
+        return TreeModel(module=causal_lm, needs=None, cost=work, replaced=())
+    family = find_family(causal_lm.config)
+    _check_model(causal_lm, family)
+    replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
+    for layer, original in replaced:
+        layer.__class__ = family.tree_classes[original]
+    causal_lm.set_attn_implementation(ATTENTION_NAME)
+    needs = replace(family.layout_needs(causal_lm.config), replay=replay)
+    return TreeModel(module=causal_lm, needs=needs, cost=_cost(causal_lm, family), replaced=replaced)
+
+
+def _check_model(model: PreTrainedModel, family: Family) -> None:
+    config = model.config
     implementation = config._attn_implementation
     if implementation != "sdpa":
         prepared = implementation == ATTENTION_NAME
@@ -117,41 +133,36 @@ def prepare(model: nn.Module, *, replay: bool = True) -> TreeModel:
             f"The model's attention implementation is {implementation!r}, expected 'sdpa'. "
             + ("It is prepared already." if prepared else 'Load the model with attn_implementation="sdpa".')
         )
-    if not isinstance(causal_lm, family.causal_lm):
+    if not isinstance(model, family.causal_lm):
         raise ValueError(
-            f"Got a {type(causal_lm).__qualname__}, expected a {family.causal_lm.__qualname__}. "
+            f"Got a {type(model).__qualname__}, expected a {family.causal_lm.__qualname__}. "
             "Load the model with that class."
         )
-    check_modules(causal_lm, family)
+    check_modules(model, family)
     if config.attention_dropout:
         raise ValueError(
             f"attention_dropout is {config.attention_dropout}, expected 0: trajectories that share a token would need "
             "different masks for it. Set config.attention_dropout to 0."
         )
-    replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
-    for layer, original in replaced:
-        layer.__class__ = family.tree_classes[original]
-    causal_lm.set_attn_implementation(ATTENTION_NAME)
-    return TreeModel(
-        module=causal_lm,
-        needs=replace(family.layout_needs(config), replay=replay),
-        cost=_cost(causal_lm, family),
-        replaced=replaced,
-    )
 
 
 def _cost(model: PreTrainedModel, family: Family) -> CostModel:
     config = model.config
-    embeddings = model.get_input_embeddings().weight
     layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
-    parameters = sum(
-        p.numel() * (family.active_experts(config) if ".experts." in name else 1.0)
-        for name, p in model.named_parameters()
-        if p is not embeddings
-    )
     return CostModel.of_model(
-        num_parameters=int(parameters),
+        num_parameters=_count_parameters(model, active_experts=family.active_experts(config)),
         num_attention_layers=layer_types.count("full_attention"),
         num_attention_heads=config.num_attention_heads,
         head_dim=config.head_dim,
     )
+
+
+def _count_parameters(model: PreTrainedModel, *, active_experts: float = 1.0) -> int:
+    """Parameters that a token passes through, without embeddings."""
+    embeddings = model.get_input_embeddings().weight
+    counts = (
+        p.numel() * (active_experts if ".experts." in name else 1.0)
+        for name, p in model.named_parameters()
+        if p is not embeddings
+    )
+    return int(sum(counts))

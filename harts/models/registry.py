@@ -34,7 +34,8 @@ def find_family(config: PreTrainedConfig) -> Family:
     if model_type not in FAMILIES:
         raise ValueError(
             f"Model type {model_type!r} does not run on trees; supported are {', '.join(sorted(FAMILIES))}. "
-            f'Train it with execution="flat" on the unprepared model, or add harts/models/families/{model_type}.py.'
+            'Prepare it with flat_only=True and train it with execution="flat", or state in '
+            "harts/models/families how its layers run on trees."
         )
     family: Family = import_module(f"harts.models.families.{FAMILIES[model_type]}").FAMILY
     unknown = sorted(set(config.layer_types or ()) - family.layer_types)
