@@ -27,7 +27,6 @@ MODEL_TYPES = sorted(SETTINGS)
 
 def lay_out(model: harts.TreeModel, trajectories: Sequence[Trajectory]) -> PackedLayout:
     batch = TrajectoryBatch.of(trajectories)
-    assert model.needs is not None
     return pack(build_prefix_tree(batch), batch, model.needs)
 
 

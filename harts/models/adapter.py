@@ -32,8 +32,10 @@ class TreeModel:
 
     module: PreTrainedModel
     """The causal LM. Train its parameters and save it as usual."""
-    needs: LayoutNeeds | None
-    """What its layers index with; None if it was prepared for flat execution only."""
+    needs: LayoutNeeds
+    """What its layers index with."""
+    runs_on_trees: bool
+    """False if it was prepared for flat execution only."""
     cost: CostModel
     """Predicts the work of a microbatch."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
@@ -74,6 +76,8 @@ class TreeModel:
         decoder = self.module.get_decoder()
         if isinstance(layout, FlatLayout):
             return decoder(layout.token_ids_NL, use_cache=False).last_hidden_state.flatten(0, 1)
+        if not self.runs_on_trees:
+            raise ValueError('The model was prepared for flat execution only. Pass execution="flat".')
         # Prepared masks keep transformers from building its own T x T one from the positions; nothing reads these.
         no_masks = dict.fromkeys(self.module.config.layer_types or ["full_attention"])
         output = decoder(
@@ -89,7 +93,7 @@ class TreeModel:
         """Undo `prepare`. The handle must not be used afterwards."""
         for layer, original in self.replaced:
             layer.__class__ = original
-        if self.needs is not None:
+        if self.runs_on_trees:
             self.module.set_attn_implementation("sdpa")
         return self.module
 
@@ -113,7 +117,8 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     if flat_only:
         work = CostModel(flops_per_token=float(_count_parameters(causal_lm)), flops_per_pair=0.0)
-        return TreeModel(module=causal_lm, needs=None, cost=work, replaced=())
+        needs = LayoutNeeds(chunk_size=None, conv_width=1)
+        return TreeModel(module=causal_lm, needs=needs, runs_on_trees=False, cost=work, replaced=())
     family = find_family(causal_lm.config)
     _check_model(causal_lm, family)
     replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
@@ -121,7 +126,8 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         layer.__class__ = family.tree_classes[original]
     causal_lm.set_attn_implementation(ATTENTION_NAME)
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
-    return TreeModel(module=causal_lm, needs=needs, cost=_cost(causal_lm, family), replaced=replaced)
+    cost = _cost(causal_lm, family)
+    return TreeModel(module=causal_lm, needs=needs, runs_on_trees=True, cost=cost, replaced=replaced)
 
 
 def _check_model(model: PreTrainedModel, family: Family) -> None:
