@@ -204,10 +204,12 @@ def why_unbalanced(plan: Plan, tree: PrefixTree, cost: CostModel) -> str:
         return f"the lower bound: no plan with this work has a mean imbalance below {bound:.2%}"
     ends = np.append(tree.lcp_N[1:] < tree.length_N[:-1], True)
     leaves = ends.sum() / plan.ranks / plan.num_slots
-    own_N = (cost.path_work(tree.length_N) - cost.path_work(tree.lcp_N))[ends]
+    # What a leaf shares with the leaf before is the least of the common prefixes since.
+    lcp = np.minimum.reduceat(tree.lcp_N, np.append(0, np.flatnonzero(ends)[:-1] + 1))
+    own = cost.path_work(tree.length_N[ends]) - cost.path_work(lcp)
     return (
         f"not the bound ({max(bound, 0):.2%}): {leaves:.1f} leaves a microbatch, of which the median alone is "
-        f"{np.median(own_N) / mean:.1%} of it, too coarse to even out the rest"
+        f"{np.median(own) / mean:.1%} of it, too coarse to even out the rest"
     )
 
 
