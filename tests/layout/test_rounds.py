@@ -154,7 +154,6 @@ def test_rounds_runs_and_replay_are_the_fewest(seed):
         check_minimal(random_words(rng), rng.randint(2, 4))
 
 
-@pytest.mark.slow
 def test_rounds_runs_and_replay_are_the_fewest_on_many_trees():
     rng = random.Random(12345)
     for _ in range(5000):

@@ -175,7 +175,6 @@ def run_child(folder: Path, moment: str, *, kill_after_seconds: float | None = N
     return process.exitcode
 
 
-@pytest.mark.slow
 def test_a_run_killed_again_and_again_equals_one_that_was_not(uninterrupted, tmp_path):
     moments = [
         "checkpoint half written",  # the first one: there is nothing to go back to
@@ -192,7 +191,6 @@ def test_a_run_killed_again_and_again_equals_one_that_was_not(uninterrupted, tmp
     assert_equal_runs(uninterrupted, tmp_path)
 
 
-@pytest.mark.slow
 def test_a_run_killed_at_random_moments_equals_one_that_was_not(uninterrupted, tmp_path):
     rng = random.Random(0)
     for _ in range(4):
