@@ -23,6 +23,7 @@ from tests.cases import CASES, RICH, Case, trajectories_of
 
 OBJECTIVE = harts.grpo(kl_coef=0.1)
 MODEL_TYPES = sorted(SETTINGS)
+GOOD = Trajectory.of([1, 2, 3], sampling_logprobs=-1.0, ref_logprobs=-1.0)
 
 
 def lay_out(model: harts.TreeModel, trajectories: Sequence[Trajectory]) -> PackedLayout:
@@ -100,6 +101,17 @@ def test_forward_twice_then_backward():
         torch.testing.assert_close(gradient, 2 * once[name], rtol=1e-12, atol=1e-14)
 
 
+@pytest.mark.parametrize("execution", ["tree", "flat"])
+def test_a_microbatch_without_trained_tokens(execution: harts.Execution):
+    masked = Trajectory.of([9, 8, 7], loss_mask=np.zeros(3), sampling_logprobs=0.0, ref_logprobs=0.0)
+    model = harts.prepare(tiny_model("qwen3_5_text"))
+    objective = harts.gspo(kl_coef=0.1, entropy_coef=0.1)
+    alone = harts.train_step(model, [GOOD], objective, execution=execution)
+    result = harts.train_step(model, [GOOD, masked], objective, execution=execution, max_tokens_per_microbatch=3)
+    assert result.num_microbatches == 2
+    assert result.loss == alone.loss
+
+
 def test_ids_may_be_lists_arrays_or_tensors_of_any_integer_type():
     ids = [5, 6, 7, 8]
     variants = [ids, np.array(ids, dtype=np.int32), torch.tensor(ids), torch.tensor([ids, ids]).T[:, 0]]
@@ -130,7 +142,6 @@ def test_logprobs_are_those_of_the_step():
     assert np.array_equal(harts.compute_logprobs(model, trajectories), expected)
 
 
-GOOD = Trajectory.of([1, 2, 3], sampling_logprobs=-1.0, ref_logprobs=-1.0)
 ERRORS = {
     "none": ([], "Got no trajectories"),
     "empty": ([GOOD, Trajectory.of([])], "Trajectory 1 has no tokens"),
