@@ -12,15 +12,11 @@ from harts.models.family import Family
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {"qwen3": "qwen3", "qwen3_5_text": "qwen3_5", "qwen3_next": "qwen3_next"}
 
-# Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves
-# (adapters, compiled modules).
-TOKEN_WISE_PACKAGES = (
-    "torch.nn.modules.activation",
-    "transformers.activations",
-    "peft.tuners.lora",
-    "torch._dynamo.eval_frame",
-)
-TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.Conv1d)
+# Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
+TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
+TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU)
+# By name, since peft need not be installed. Its other layers (convolutions, attention) mix tokens.
+ADAPTER_CLASSES = tuple(f"peft.tuners.lora.layer.{name}" for name in ("Linear", "Embedding", "ParamWrapper"))
 CONTAINER_CLASSES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Sequential)
 
 
@@ -58,6 +54,9 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
     """
     known = {*family.tree_classes, *family.attention_classes, *family.token_wise_classes}
     known |= {*TOKEN_WISE_CLASSES, *CONTAINER_CLASSES, family.causal_lm}
+    layers = [m for m in model.modules() if type(m) in family.tree_classes]
+    # The tree class of a layer runs its convolution; anywhere else one would reach into the branch before.
+    convolutions = {child for layer in layers for child in layer.children() if type(child) is nn.Conv1d}
     for name, module in model.named_modules():
         if isinstance(module, nn.Dropout):
             if module.p > 0:
@@ -67,7 +66,13 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
                 )
             continue
         owner = _forward_owner(type(module))
-        if owner not in known and not owner.__module__.startswith(TOKEN_WISE_PACKAGES):
+        if owner in family.tree_classes and type(module) is not owner:
+            raise ValueError(
+                f"{name} is a {type(module).__qualname__}, a subclass of {owner.__qualname__}: it would not be "
+                f"replaced by the layer that runs on trees. Prepare the model before it is wrapped."
+            )
+        is_known = owner in known or module in convolutions or owner.__module__.startswith(TOKEN_WISE_PACKAGES)
+        if not is_known and f"{owner.__module__}.{owner.__qualname__}" not in ADAPTER_CLASSES:
             raise ValueError(
                 f"{name or 'The model'} is a {owner.__module__}.{owner.__qualname__}, which HARTS does not know: "
                 "it may carry state from one branch of a tree into another. Remove it, or state in "

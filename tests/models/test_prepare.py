@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 import harts
 from harts.models.tiny import SETTINGS, tiny_model
@@ -115,6 +116,31 @@ def test_unknown_layers_are_refused_by_name():
     with pytest.raises(ValueError, match=r"model\.layers\.2\.mlp is a .*MixingMLP"):
         harts.prepare(model)
     assert not any(type(m).__module__.startswith("harts") for m in model.modules()), "a refusal changes nothing"
+
+
+class Wrapped(Qwen3_5GatedDeltaNet):
+    """A known layer behind a wrapper that adds no forward of its own."""
+
+
+@pytest.mark.parametrize("module", [nn.Conv1d(32, 32, 3, padding=2), nn.MultiheadAttention(32, 2), nn.Softmax(dim=1)])
+def test_library_layers_that_mix_tokens_are_refused(module: nn.Module):
+    model = tiny_model("qwen3_5_text")
+    model.model.layers[0].mlp.up_proj = module
+    with pytest.raises(ValueError, match=rf"mlp\.up_proj is a .*{type(module).__name__}"):
+        harts.prepare(model)
+
+
+def test_adapters_on_convolutions_are_refused():
+    model = peft.get_peft_model(tiny_model("qwen3_5_text"), peft.LoraConfig(r=80, target_modules=["conv1d"]))
+    with pytest.raises(ValueError, match=r"conv1d is a .*Conv"):
+        harts.prepare(model)
+
+
+def test_wrapped_layers_are_refused():
+    model = tiny_model("qwen3_5_text")
+    model.model.layers[0].linear_attn.__class__ = Wrapped
+    with pytest.raises(ValueError, match=r"linear_attn is a Wrapped, a subclass of Qwen3_5GatedDeltaNet"):
+        harts.prepare(model)
 
 
 def test_unknown_families_are_refused_by_name():
