@@ -87,11 +87,6 @@ def gradients(model: nn.Module) -> dict[str, Tensor]:
     }
 
 
-def relative_error(expected: Tensor, actual: Tensor) -> float:
-    """`||actual - expected|| / ||expected||`, or `||actual||` where nothing is expected."""
-    return (actual - expected).norm().item() / (expected.norm().item() or 1.0)
-
-
 def assert_close(name: str, expected: Tensor, actual: Tensor, *, ratio: float, scale: float = 0.0) -> None:
     """Fail unless shapes agree, all is finite, and `||actual - expected|| <= ratio * ||expected|| + eps * scale`.
 

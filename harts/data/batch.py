@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harts.data.ragged import ranges
 from harts.data.trajectory import Trajectory
 
 STREAMS = ("advantages", "sampling_logprobs", "ref_logprobs")
@@ -103,8 +104,7 @@ class TrajectoryBatch:
         """
         begin = np.searchsorted(self.trajectory_P, trajectories, side="left")
         counts = np.searchsorted(self.trajectory_P, trajectories, side="right") - begin
-        starts = np.cumsum(counts) - counts
-        return np.arange(counts.sum()) + np.repeat(begin - starts, counts)
+        return ranges(begin, counts)
 
     def check_vocabulary(self, vocab_size: int) -> None:
         """Raise a ValueError that names the first trajectory with an id outside `0 <= id < vocab_size`."""

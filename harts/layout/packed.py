@@ -11,6 +11,7 @@ Shapes (docs/notation.md has the whole alphabet): `T` packed tokens, `R` rows of
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,6 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import TrajectoryBatch
+from harts.data.ragged import ranges
 from harts.layout.blocks import QueryBlock, query_blocks
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.edges import LossEdges, loss_edges
@@ -95,7 +97,7 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         needs: Of the model that will run it.
     """
     length_S = tree.end_S - tree.start_S
-    position_T = _consecutive(tree.start_S, length_S)
+    position_T = ranges(tree.start_S, length_S)
     parent_T = np.arange(tree.num_tokens) - 1
     root_S = tree.parent_S < 0
     parent_T[tree.offset_S] = np.where(root_S, -1, (tree.offset_S + length_S - 1)[tree.parent_S])
@@ -124,13 +126,16 @@ def flat_to_packed(tree: PrefixTree) -> NDArray[np.int64]:
 
     A trajectory's tokens beyond what it shares with the one before are new and packed consecutively.
     """
+    return np.concatenate([path_L.copy() for path_L in _paths(tree)])
+
+
+def _paths(tree: PrefixTree) -> Iterator[NDArray[np.int64]]:
+    """Packed tokens of one trajectory after the other, in a buffer that the next one overwrites."""
     new_N = tree.length_N - tree.lcp_N
-    path_L = np.zeros(tree.length_N.max(), dtype=np.int64)
-    restored = []
+    path_L = np.empty(tree.length_N.max(), dtype=np.int64)
     for length, lcp, begin in zip(tree.length_N, tree.lcp_N, np.cumsum(new_N) - new_N, strict=True):
         path_L[lcp:length] = np.arange(begin, begin + length - lcp)
-        restored.append(path_L[:length].copy())
-    return np.concatenate(restored)
+        yield path_L[:length]
 
 
 def _packed_policy_tokens(tree: PrefixTree, batch: TrajectoryBatch) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -138,14 +143,15 @@ def _packed_policy_tokens(tree: PrefixTree, batch: TrajectoryBatch) -> tuple[NDA
     policy = batch.policy_tokens(tree.order_N)
     trajectory_P = batch.trajectory_P[policy]
     depth_P = batch.trained_P[policy] - batch.offsets[trajectory_P]
-    flat_begin = np.zeros(batch.num_trajectories, dtype=np.int64)
-    flat_begin[tree.order_N] = np.cumsum(tree.length_N) - tree.length_N
-    return policy, flat_to_packed(tree)[flat_begin[trajectory_P] + depth_P]
+    ends_N = np.cumsum(np.bincount(trajectory_P, minlength=batch.num_trajectories)[tree.order_N])
+    # Only trained tokens are looked up: all tokens of all trajectories may be many times the distinct ones.
+    pieces = [path_L[depths] for path_L, depths in zip(_paths(tree), np.split(depth_P, ends_N[:-1]), strict=True)]
+    return policy, np.concatenate(pieces)
 
 
 def _packed_ids(tree: PrefixTree, batch: TrajectoryBatch) -> NDArray[np.int64]:
     begin_N = batch.offsets[tree.order_N] + tree.lcp_N
-    return batch.token_ids_F[_consecutive(begin_N, tree.length_N - tree.lcp_N)]
+    return batch.token_ids_F[ranges(begin_N, tree.length_N - tree.lcp_N)]
 
 
 def _subtree_end(tree: PrefixTree) -> NDArray[np.int64]:
@@ -167,9 +173,3 @@ def _ancestors(parent_T: Tensor, conv_width: int) -> Tensor:
         ancestor = parent[ancestor]
         rows.append(ancestor)
     return torch.stack(rows) if rows else parent_T.new_empty(0, parent_T.numel())
-
-
-def _consecutive(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
-    """begin[0], begin[0] + 1, ... `count[0]` numbers, then the same for every further entry."""
-    skipped = np.cumsum(count) - count
-    return np.arange(count.sum()) + np.repeat(begin - skipped, count)

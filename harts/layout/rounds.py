@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from harts.data.ragged import ranges
 from harts.tree.prefix_tree import PrefixTree
 
 
@@ -190,8 +191,7 @@ def _lay_out(draft: _Draft, round_of_run: NDArray[np.int64], chunk_size: int) ->
     place = np.argsort(order)
     slices = draft.slices[np.argsort(place[draft.slices[:, 0]], kind="stable")]
     run, begin, size, owned = slices.T
-    first_row = np.cumsum(size) - size
-    token_R = np.repeat(begin - first_row, size) + np.arange(size.sum())
+    token_R = ranges(begin, size)
     owned_R = np.flatnonzero(np.repeat(owned, size))
     owner_T = np.full(owned_R.size, -1, dtype=np.int64)
     owner_T[token_R[owned_R]] = owned_R
