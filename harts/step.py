@@ -152,7 +152,11 @@ def _logprobs(
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and, if asked for, entropies of a microbatch's trained tokens, trajectory after trajectory."""
     logprob_E, entropy_E = linear_logprobs(
-        model.hidden_states(layout), model.head, layout.edges, with_entropy=with_entropy
+        model.hidden_states(layout),
+        model.head,
+        layout.edges,
+        with_entropy=with_entropy,
+        logit_scale=model.logit_scale,
     )
     entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
     return restore(logprob_E, layout.edges.edge_P), entropy_P

@@ -16,13 +16,14 @@ import harts
 from harts.data import Trajectory, TrajectoryBatch
 from harts.layout.packed import PackedLayout, pack
 from harts.logprobs import linear_logprobs
-from harts.models.tiny import SETTINGS, tiny_model
+from harts.models.registry import supported_types
+from harts.models.tiny import tiny_model
 from harts.testing import assert_close, gradients, one_trajectory_at_a_time
 from harts.tree import build_prefix_tree
 from tests.cases import CASES, RICH, Case, trajectories_of
 
 OBJECTIVE = harts.grpo(kl_coef=0.1)
-MODEL_TYPES = sorted(SETTINGS)
+MODEL_TYPES = supported_types()
 GOOD = Trajectory.of([1, 2, 3], sampling_logprobs=-1.0, ref_logprobs=-1.0)
 
 

@@ -169,7 +169,7 @@ def _seconds(model: TreeModel, layout: PackedLayout | FlatLayout) -> float:
     clock = time.process_time if alone else time.perf_counter
     wait()
     begin = clock()
-    logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges)
+    logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges, logit_scale=model.logit_scale)
     logprob_E.sum().backward()
     wait()
     seconds = clock() - begin

@@ -10,7 +10,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from harts.models.dimensions import model_dimensions
-from harts.models.tiny import SETTINGS, tiny_model
+from harts.models.registry import family_of_type
+from harts.models.tiny import tiny_model
 from harts.plan.calibration import Calibration
 from harts.plan.cost import CostParameters, ModelDimensions
 from harts.plan.sharing import ExecutionCosts
@@ -83,6 +84,8 @@ def _build_model(name: str, dtype: torch.dtype) -> PreTrainedModel:
 
 
 def _known(model_type: str, name: str) -> str:
-    if model_type not in SETTINGS:
-        raise ValueError(f"--model {name}: got type {model_type!r}, expected one of {', '.join(sorted(SETTINGS))}.")
-    return model_type
+    try:
+        text_type, _ = family_of_type(model_type)
+    except ValueError as error:
+        raise ValueError(f"--model {name}: {error}") from error
+    return text_type

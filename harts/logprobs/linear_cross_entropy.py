@@ -28,15 +28,16 @@ class _Head:
 
 
 def linear_logprobs(
-    hidden_TD: Tensor, head: nn.Linear, edges: LossEdges, *, with_entropy: bool = False
+    hidden_TD: Tensor, head: nn.Linear, edges: LossEdges, *, with_entropy: bool = False, logit_scale: float = 1.0
 ) -> tuple[Tensor, Tensor | None]:
-    """Log-probs of the edges' targets under softmax(head(hidden) / temperature).
+    """Log-probs of the edges' targets under softmax(logit_scale * head(hidden) / temperature).
 
     Args:
         hidden_TD: [rows, D]; only rows that predict a trained token go through the head.
         head: The LM head.
         edges: Of the same rows.
         with_entropy: Whether to return entropies too.
+        logit_scale: What the model multiplies its logits by.
 
     Returns:
         logprob_E and entropy_E (nats, or None), float32 (float64 for float64 models).
@@ -44,7 +45,7 @@ def linear_logprobs(
     hidden_ED = gather_rows(hidden_TD, edges.predictor_E)
     options = _Head(
         target_E=edges.target_E,
-        temperature_E=edges.temperature_E,
+        temperature_E=edges.temperature_E / logit_scale,
         with_entropy=with_entropy,
         chunk=max(1, LOGITS_PER_CHUNK // head.out_features),
     )

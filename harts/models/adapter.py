@@ -16,9 +16,10 @@ from transformers import PreTrainedModel
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.attention import ATTENTION_NAME
+from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
 from harts.models.registry import check_modules, find_family
-from harts.plan.cost import CostModel
+from harts.plan.cost import CostModel, ModelDimensions
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -38,6 +39,8 @@ class TreeModel:
     """False if it was prepared for flat execution only."""
     cost: CostModel
     """Predicts the work of a microbatch."""
+    logit_scale: float
+    """What its logits are multiplied by before the softmax."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
 
@@ -78,12 +81,13 @@ class TreeModel:
             return decoder(layout.token_ids_NL, use_cache=False).last_hidden_state.flatten(0, 1)
         if not self.runs_on_trees:
             raise ValueError('The model was prepared for flat execution only. Pass execution="flat".')
-        # Prepared masks keep transformers from building its own T x T one from the positions; nothing reads these.
-        no_masks = dict.fromkeys(self.module.config.layer_types or ["full_attention"])
+        # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
+        # positions; nothing reads it.
+        prepared_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
         output = decoder(
             layout.token_ids_T[None],
             position_ids=layout.position_T[None],
-            attention_mask=no_masks,
+            attention_mask=prepared_mask,
             use_cache=False,
             harts_layout=layout,
         )
@@ -116,9 +120,9 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     if flat_only:
-        work = CostModel(flops_per_token=float(_count_parameters(causal_lm)), flops_per_pair=0.0)
+        work = CostModel(flops_per_token=float(causal_lm.num_parameters()), flops_per_pair=0.0)
         needs = LayoutNeeds(chunk_size=None, conv_width=1)
-        return TreeModel(module=causal_lm, needs=needs, runs_on_trees=False, cost=work, replaced=())
+        return TreeModel(module=causal_lm, needs=needs, runs_on_trees=False, cost=work, logit_scale=1.0, replaced=())
     family = find_family(causal_lm.config)
     _check_model(causal_lm, family)
     replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
@@ -126,8 +130,14 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         layer.__class__ = family.tree_classes[original]
     causal_lm.set_attn_implementation(ATTENTION_NAME)
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
-    cost = _cost(causal_lm, family)
-    return TreeModel(module=causal_lm, needs=needs, runs_on_trees=True, cost=cost, replaced=replaced)
+    return TreeModel(
+        module=causal_lm,
+        needs=needs,
+        runs_on_trees=True,
+        cost=_cost(dimensions_of(causal_lm, family)),
+        logit_scale=family.logit_scale(causal_lm.config),
+        replaced=replaced,
+    )
 
 
 def _check_model(model: PreTrainedModel, family: Family) -> None:
@@ -145,30 +155,12 @@ def _check_model(model: PreTrainedModel, family: Family) -> None:
             "Load the model with that class."
         )
     check_modules(model, family)
-    if config.attention_dropout:
-        raise ValueError(
-            f"attention_dropout is {config.attention_dropout}, expected 0: trajectories that share a token would need "
-            "different masks for it. Set config.attention_dropout to 0."
-        )
 
 
-def _cost(model: PreTrainedModel, family: Family) -> CostModel:
-    config = model.config
-    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+def _cost(model: ModelDimensions) -> CostModel:
     return CostModel.of_model(
-        num_parameters=_count_parameters(model, active_experts=family.active_experts(config)),
-        num_attention_layers=layer_types.count("full_attention"),
-        num_attention_heads=config.num_attention_heads,
-        head_dim=config.head_dim,
+        num_parameters=model.num_dense_parameters + model.num_expert_parameters + model.vocab_size * model.hidden_size,
+        num_attention_layers=model.num_full_attention_layers,
+        attention_width=model.attention_width,
+        windows=model.windows,
     )
-
-
-def _count_parameters(model: PreTrainedModel, *, active_experts: float = 1.0) -> int:
-    """Parameters that a token passes through, without embeddings."""
-    embeddings = model.get_input_embeddings().weight
-    counts = (
-        p.numel() * (active_experts if ".experts." in name else 1.0)
-        for name, p in model.named_parameters()
-        if p is not embeddings
-    )
-    return int(sum(counts))

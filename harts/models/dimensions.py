@@ -1,11 +1,12 @@
-"""From a transformers configuration to the plain numbers that costs follow from."""
+"""From a transformers model or configuration to the plain numbers that costs follow from."""
 
 from __future__ import annotations
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
+from harts.models.family import Family, Mixers
 from harts.models.registry import find_family
 from harts.plan.cost import ModelDimensions
 
@@ -27,31 +28,37 @@ def model_dimensions(config: PreTrainedConfig, *, bytes_per_element: int = 2) ->
     """
     config = config.get_text_config()
     family = find_family(config)
-    needs = family.layout_needs(config)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
-    num_linear, num_windows = layer_types.count("linear_attention"), layer_types.count("sliding_attention")
+    return dimensions_of(model, family, bytes_per_element=bytes_per_element)
+
+
+def dimensions_of(model: PreTrainedModel, family: Family, *, bytes_per_element: int = 2) -> ModelDimensions:
+    """The same of a model that is there. Weights of adapters count as what they are: parameters of a projection."""
+    config = model.config
+    chunk_size, mixers = family.layout_needs(config).chunk_size, family.mixers(config)
+    active = family.active_experts(config)
     embeddings, head = model.get_input_embeddings(), model.get_output_embeddings()
+    assert embeddings is not None and head is not None
     outside = {id(p) for part in (embeddings, head) for p in part.parameters()}
     inside = [(name, p.numel()) for name, p in model.named_parameters() if id(p) not in outside]
     experts = sum(count for name, count in inside if ".experts." in name)
+    saved = _saved_by_projections(model, head, active) + mixers.num_linear_layers * _saved_by_chunks(mixers, chunk_size)
     return ModelDimensions(
         num_dense_parameters=sum(count for _, count in inside) - experts,
-        num_expert_parameters=round(experts * family.active_experts(config)),
+        num_expert_parameters=round(experts * active),
         vocab_size=config.vocab_size,
         hidden_size=config.hidden_size,
         num_layers=config.num_hidden_layers,
-        num_full_attention_layers=layer_types.count("full_attention"),
-        windows=(config.sliding_window,) * num_windows if num_windows else (),
-        attention_width=config.num_attention_heads * config.head_dim,
-        num_linear_layers=num_linear,
-        linear_heads=config.linear_num_value_heads if num_linear else 0,
-        linear_key_dim=config.linear_key_head_dim if num_linear else 0,
-        linear_value_dim=config.linear_value_head_dim if num_linear else 0,
-        chunk_size=needs.chunk_size if num_linear else None,
-        saved_elements_per_token=_saved_by_projections(model, head, family.active_experts(config))
-        + (num_linear * _saved_by_chunks(config, needs.chunk_size) if num_linear and needs.chunk_size else 0),
+        num_full_attention_layers=mixers.num_full_attention_layers,
+        windows=mixers.windows,
+        attention_width=mixers.attention_width,
+        num_linear_layers=mixers.num_linear_layers,
+        linear_heads=mixers.linear_heads,
+        linear_key_dim=mixers.linear_key_dim,
+        linear_value_dim=mixers.linear_value_dim,
+        chunk_size=chunk_size if mixers.num_linear_layers else None,
+        saved_elements_per_token=saved,
         bytes_per_element=bytes_per_element,
     )
 
@@ -69,8 +76,10 @@ def _saved_by_projections(model: nn.Module, head: nn.Module, active_experts: flo
     return total + round(sum(active_experts * p.shape[0] * (p.shape[1] + p.shape[2]) for p in stacked))
 
 
-def _saved_by_chunks(config: PreTrainedConfig, chunk_size: int) -> int:
+def _saved_by_chunks(mixers: Mixers, chunk_size: int | None) -> int:
     """What a fused kernel of one linear-attention layer keeps a token: keys and values of the chunk rule, a row of
     scores, and a state a chunk. Plain PyTorch keeps several times as much; `harts calibrate` measures it."""
-    key, value = config.linear_key_head_dim, config.linear_value_head_dim
-    return config.linear_num_value_heads * (2 * key + 2 * value + chunk_size + key * value // chunk_size)
+    if chunk_size is None:
+        return 0
+    key, value = mixers.linear_key_dim, mixers.linear_value_dim
+    return mixers.linear_heads * (2 * key + 2 * value + chunk_size + key * value // chunk_size)

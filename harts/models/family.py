@@ -3,12 +3,34 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
+from typing import Any
 
 from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harts.layout.packed import LayoutNeeds
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Mixers:
+    """How many layers of a model mix tokens, and how wide they are: what costs follow from."""
+
+    num_full_attention_layers: int = 0
+    """Layers of attention to all tokens before."""
+    windows: tuple[int, ...] = ()
+    """Tokens that each layer with sliding-window attention sees, the token itself included."""
+    attention_width: int = 0
+    """Query heads times head width of an attention layer; the mean of key and value width where they differ."""
+    num_linear_layers: int = 0
+    """Layers with a recurrent state."""
+    linear_heads: int = 0
+    """Heads with a state of their own, of such a layer."""
+    linear_key_dim: int = 0
+    """Rows of a head's state."""
+    linear_value_dim: int = 0
+    """Columns of a head's state."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,15 +43,83 @@ class Family:
 
     causal_lm: type[PreTrainedModel]
     """The transformers class with the LM head."""
+    layer_kinds: tuple[str, ...]
+    """What its layers are, for `harts models`: "Gated DeltaNet", "attention", "MoE", ..."""
     layer_types: frozenset[str]
     """Entries of `config.layer_types` that run on trees."""
-    tree_classes: Mapping[type[nn.Module], type[nn.Module]]
+    tree_classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
     """Layer class -> its subclass that runs on a `PackedLayout`; parameters and names stay as they are."""
     attention_classes: frozenset[type[nn.Module]]
     """Classes that mix tokens through transformers' attention interface only."""
     token_wise_classes: frozenset[type[nn.Module]]
     """Classes that work on every token alone, and containers."""
-    layout_needs: Callable[[PreTrainedConfig], LayoutNeeds]
+    layout_needs: Callable[[PreTrainedConfig], LayoutNeeds] = lambda config: LayoutNeeds(chunk_size=None, conv_width=1)
     """What the layers of a configuration index with."""
+    mixers: Callable[[PreTrainedConfig], Mixers]
+    """Numbers and widths of a configuration's layers that mix tokens."""
+    tiny: Mapping[str, Any]
+    """Settings of a configuration of a few thousand parameters that has every kind of layer."""
     active_experts: Callable[[PreTrainedConfig], float] = lambda config: 1.0
     """Share of the experts' parameters that a token passes through."""
+    logit_scale: Callable[[PreTrainedConfig], float] = lambda config: 1.0
+    """What the causal LM multiplies its logits by."""
+    required: Mapping[str, Any] = field(default_factory=lambda: {"attention_dropout": 0.0})
+    """Settings that must have one value for trees to be exact; a configuration with another is refused."""
+
+
+def attention_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model with nothing but attention, whose `layer_types`, if any, tell windows from full attention."""
+    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    num_windows = layer_types.count("sliding_attention")
+    return Mixers(
+        num_full_attention_layers=layer_types.count("full_attention"),
+        windows=(config.sliding_window,) * num_windows if num_windows else (),
+        attention_width=config.num_attention_heads * config.head_dim,
+    )
+
+
+def gated_delta_net_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration."""
+    return Mixers(
+        num_full_attention_layers=config.layer_types.count("full_attention"),
+        attention_width=config.num_attention_heads * config.head_dim,
+        num_linear_layers=config.layer_types.count("linear_attention"),
+        linear_heads=config.linear_num_value_heads,
+        linear_key_dim=config.linear_key_head_dim,
+        linear_value_dim=config.linear_value_head_dim,
+    )
+
+
+TINY: Mapping[str, Any] = MappingProxyType(
+    {
+        "vocab_size": 97,
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+        "initializer_range": 0.2,
+    }
+)
+"""What tiny models of most families have in common."""
+TINY_GATED_DELTA_NET: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4,
+        "linear_key_head_dim": 8,
+        "linear_value_head_dim": 12,
+        "partial_rotary_factor": 0.5,
+    }
+)
+TINY_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_experts": 6,
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "shared_expert_intermediate_size": 16,
+        # One by one: the grouped kernels of transformers know no float64.
+        "experts_implementation": "eager",
+    }
+)

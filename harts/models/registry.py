@@ -5,12 +5,24 @@ from __future__ import annotations
 from importlib import import_module
 
 from torch import nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
 from harts.models.family import Family
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
-FAMILIES = {"qwen3": "qwen3", "qwen3_5_text": "qwen3_5", "qwen3_next": "qwen3_next"}
+FAMILIES = {
+    "qwen3": "qwen3",
+    "qwen3_5_text": "qwen3_5",
+    "qwen3_next": "qwen3_next",
+}
+
+# Types of multimodal models -> the type of their text part, which is what runs on trees.
+TEXT_TYPES = {
+    "qwen3_5": "qwen3_5_text",
+}
+
+# Model types that users ask for and that do not run on trees, each with the reason.
+REFUSED: dict[str, str] = {}
 
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
 TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
@@ -20,26 +32,51 @@ ADAPTER_CLASSES = tuple(f"peft.tuners.lora.layer.{name}" for name in ("Linear", 
 CONTAINER_CLASSES = (nn.ModuleList, nn.ModuleDict, nn.ParameterList, nn.ParameterDict, nn.Sequential)
 
 
+def supported_types() -> list[str]:
+    """Every `model_type` that runs on trees and that the installed transformers has, sorted."""
+    return sorted(name for name in FAMILIES if name in CONFIG_MAPPING)
+
+
+def family_of_type(model_type: str) -> tuple[str, Family]:
+    """The `model_type` of the text model behind a type, and its family.
+
+    Raises:
+        ValueError: If the type is not supported, refused, or not in the installed transformers.
+    """
+    name = TEXT_TYPES.get(model_type, model_type)
+    if name not in FAMILIES:
+        reason = f" ({REFUSED[name]})" if name in REFUSED else ""
+        raise ValueError(
+            f"Model type {model_type!r} does not run on trees{reason}; supported are {', '.join(supported_types())}. "
+            'Prepare it with flat_only=True and train it with execution="flat", or state in '
+            "harts/models/families how its layers run on trees."
+        )
+    if name not in CONFIG_MAPPING:
+        raise ValueError(f"The installed transformers has no model type {name!r}. Install a newer one.")
+    family: Family = import_module(f"harts.models.families.{FAMILIES[name]}").FAMILY
+    return name, family
+
+
 def find_family(config: PreTrainedConfig) -> Family:
     """The family of a configuration.
 
     Raises:
-        ValueError: If its `model_type` or one of its layer types is not supported.
+        ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
-    model_type = config.model_type
-    if model_type not in FAMILIES:
-        raise ValueError(
-            f"Model type {model_type!r} does not run on trees; supported are {', '.join(sorted(FAMILIES))}. "
-            'Prepare it with flat_only=True and train it with execution="flat", or state in '
-            "harts/models/families how its layers run on trees."
-        )
-    family: Family = import_module(f"harts.models.families.{FAMILIES[model_type]}").FAMILY
+    _, family = family_of_type(config.model_type)
     unknown = sorted(set(config.layer_types or ()) - family.layer_types)
     if unknown:
         raise ValueError(
-            f"{model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
+            f"{config.model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
             f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
         )
+    settings = config.to_dict()
+    for name, expected in family.required.items():
+        if settings[name] != expected:
+            raise ValueError(
+                f"{name} is {settings[name]}, expected {expected}: with anything else, trees of {config.model_type} "
+                f"would not compute what each trajectory computes alone. Set config.{name} to {expected}."
+            )
     return family
 
 

@@ -53,22 +53,24 @@ class CostModel:
 
     @classmethod
     def of_model(
-        cls, *, num_parameters: int, num_attention_layers: int, num_attention_heads: int, head_dim: int
+        cls, *, num_parameters: int, num_attention_layers: int, attention_width: int, windows: tuple[int, ...] = ()
     ) -> CostModel:
         """Count FLOPs from a model's dimensions.
 
         Args:
             num_parameters: Parameters that multiply every token: without embeddings, active experts only.
             num_attention_layers: Layers of full attention.
-            num_attention_heads: Query heads of each.
-            head_dim: Width of a head.
+            attention_width: Query heads times head width, of each.
+            windows: Tokens that each layer with sliding-window attention sees.
 
         Returns:
             Two FLOPs a multiply-add; the backward pass counts twice the forward pass.
         """
+        pair = 2 * TRAINING * attention_width
         return cls(
             flops_per_token=TRAINING * num_parameters,
-            flops_per_pair=2 * TRAINING * num_attention_layers * num_attention_heads * head_dim,
+            flops_per_pair=pair * num_attention_layers,
+            windows=tuple((window, pair) for window in windows),
         )
 
     def path_work(self, length: ArrayLike) -> NDArray[np.float64]:

@@ -7,7 +7,8 @@ import pytest
 import torch
 
 import harts
-from harts.models.tiny import SETTINGS, tiny_model
+from harts.models.registry import supported_types
+from harts.models.tiny import tiny_model
 from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients
 from tests.cases import CASES, RICH, Case, trajectories_of
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 
 
-@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+@pytest.mark.parametrize("model_type", supported_types())
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_tree_equals_flat_in_float64(case: Case, model_type: str):
     trajectories, results, grads = trajectories_of(case), {}, {}
@@ -29,7 +30,7 @@ def test_tree_equals_flat_in_float64(case: Case, model_type: str):
     assert_gradients_close(grads["flat"], grads["tree"], ratio=1e-10)
 
 
-@pytest.mark.parametrize("model_type", sorted(SETTINGS))
+@pytest.mark.parametrize("model_type", supported_types())
 def test_bfloat16_error_is_flats(model_type: str):
     trajectories = trajectories_of(RICH)
     truth = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).double().cuda())

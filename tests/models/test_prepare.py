@@ -11,11 +11,12 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
 import harts
-from harts.models.tiny import SETTINGS, tiny_model
+from harts.models.registry import supported_types
+from harts.models.tiny import tiny_model
 from harts.testing import assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
 from tests.cases import RICH, trajectories_of
 
-MODEL_TYPES = sorted(SETTINGS)
+MODEL_TYPES = supported_types()
 OBJECTIVE = harts.grpo()
 
 
@@ -182,5 +183,5 @@ def test_other_refusals():
     dropout = peft.get_peft_model(tiny_model("qwen3"), peft.LoraConfig(target_modules="all-linear", lora_dropout=0.1))
     with pytest.raises(ValueError, match=r"drops out with p = 0\.1"):
         harts.prepare(dropout)
-    with pytest.raises(ValueError, match="No tiny model of type 'gpt9'"):
+    with pytest.raises(ValueError, match="Model type 'gpt9' does not run on trees"):
         tiny_model("gpt9")

@@ -50,7 +50,7 @@ def test_worked_example():
 
 
 def test_flops_of_a_model_count_forward_and_backward():
-    cost = CostModel.of_model(num_parameters=100, num_attention_layers=2, num_attention_heads=3, head_dim=5)
+    cost = CostModel.of_model(num_parameters=100, num_attention_layers=2, attention_width=15)
     assert (cost.flops_per_token, cost.flops_per_pair) == (600, 360)
 
 

@@ -13,8 +13,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harts.layers.gather import gather_rows
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layers.linear_attention.levels import chunk_rows, owned_rows, states_along_levels
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.rounds import RunPlan
 
@@ -71,7 +71,7 @@ def _sequences(cu_seqlens: Tensor, chunk_size: int) -> RunPlan:
 
 def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs [rows, H, V] and the state after each chunk [G, H, K, V]; `initial_state` is [chunks of level 0, ...]."""
-    chunked = inputs.map(lambda x: _to_chunks(x, chunks.token_GC))
+    chunked = inputs.map(lambda x: chunk_rows(x, chunks))  # a zero row leaves the state as it is
     query, key, decay = chunked.query, chunked.key, chunked.decay.cumsum(-1)
     length = decay.shape[-1]
     above_diagonal = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
@@ -89,18 +89,12 @@ def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Ten
     query = query * decay.exp().unsqueeze(-1)
     key = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)
     chunk_decay = decay[..., -1].exp()[..., None, None]
-    before, updates, after = [], [], []
-    for level, (begin, end) in enumerate(chunks.level_ranges):
-        state = initial_state if level == 0 else after[-1].index_select(0, chunks.parent_G[begin:end])
-        update = written[begin:end] - known[begin:end] @ state
-        before.append(state)
+    updates = []
+
+    def advance(level: slice, state: Tensor) -> Tensor:
+        update = written[level] - known[level] @ state
         updates.append(update)
-        after.append(state * chunk_decay[begin:end] + key[begin:end].transpose(-1, -2) @ update)
-    output = query @ torch.cat(before) + attention @ torch.cat(updates)
-    flattened = output.transpose(1, 2).flatten(0, 1)
-    return flattened.index_select(0, chunks.slot_T), torch.cat(after)
+        return state * chunk_decay[level] + key[level].transpose(-1, -2) @ update
 
-
-def _to_chunks(x: Tensor, token_GC: Tensor) -> Tensor:
-    """[rows, H, ...] to [G, H, C, ...]; padding rows are zero, which leaves the state as it is."""
-    return gather_rows(x, token_GC).transpose(1, 2)
+    before, after = states_along_levels(chunks, initial_state, advance)
+    return owned_rows(query @ before + attention @ torch.cat(updates), chunks), after

@@ -9,7 +9,7 @@ from transformers.models.qwen3_5 import modeling_qwen3_5 as hf
 
 from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
 from harts.layout.packed import LayoutNeeds, PackedLayout
-from harts.models.family import Family
+from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 
 
 class TreeQwen3_5GatedDeltaNet(hf.Qwen3_5GatedDeltaNet):  # noqa: N801 - transformers' name with a prefix
@@ -35,6 +35,7 @@ class TreeQwen3_5GatedDeltaNet(hf.Qwen3_5GatedDeltaNet):  # noqa: N801 - transfo
 
 FAMILY = Family(
     causal_lm=hf.Qwen3_5ForCausalLM,
+    layer_kinds=("Gated DeltaNet", "attention (output gate, partial mRoPE)"),
     layer_types=frozenset({"full_attention", "linear_attention"}),
     tree_classes={hf.Qwen3_5GatedDeltaNet: TreeQwen3_5GatedDeltaNet},
     attention_classes=frozenset({hf.Qwen3_5Attention}),
@@ -49,4 +50,15 @@ FAMILY = Family(
         }
     ),
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+    mixers=gated_delta_net_mixers,
+    tiny={
+        **TINY,
+        **TINY_GATED_DELTA_NET,
+        "rope_parameters": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.5,
+            "mrope_section": [2, 1, 1],
+        },
+    },
 )

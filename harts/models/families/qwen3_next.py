@@ -10,7 +10,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as hf
 
 from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
 from harts.layout.packed import LayoutNeeds, PackedLayout
-from harts.models.family import Family
+from harts.models.family import TINY, TINY_EXPERTS, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 
 
 class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
@@ -32,6 +32,7 @@ class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
 
 FAMILY = Family(
     causal_lm=hf.Qwen3NextForCausalLM,
+    layer_kinds=("Gated DeltaNet", "attention (output gate, partial RoPE)", "MoE"),
     layer_types=frozenset({"full_attention", "linear_attention"}),
     tree_classes={hf.Qwen3NextGatedDeltaNet: TreeQwen3NextGatedDeltaNet},
     attention_classes=frozenset({hf.Qwen3NextAttention}),
@@ -49,5 +50,7 @@ FAMILY = Family(
         }
     ),
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+    mixers=gated_delta_net_mixers,
+    tiny={**TINY, **TINY_GATED_DELTA_NET, **TINY_EXPERTS},
     active_experts=lambda config: config.num_experts_per_tok / config.num_experts,
 )
