@@ -78,11 +78,16 @@ def attention_mixers(config: PreTrainedConfig) -> Mixers:
     )
 
 
-def gated_delta_net_mixers(config: PreTrainedConfig) -> Mixers:
-    """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration."""
+def gated_delta_net_mixers(config: PreTrainedConfig, *, head_dim: int | None = None) -> Mixers:
+    """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration.
+
+    Args:
+        config: Of such a model.
+        head_dim: Width of an attention head; None reads it from the configuration.
+    """
     return Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),
-        attention_width=config.num_attention_heads * config.head_dim,
+        attention_width=config.num_attention_heads * (config.head_dim if head_dim is None else head_dim),
         num_linear_layers=config.layer_types.count("linear_attention"),
         linear_heads=config.linear_num_value_heads,
         linear_key_dim=config.linear_key_head_dim,
