@@ -13,6 +13,7 @@ from harts.models.family import Family
 FAMILIES = {
     "olmo_hybrid": "olmo_hybrid",
     "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
 }
@@ -20,6 +21,7 @@ FAMILIES = {
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 # Model types that users ask for and that do not run on trees, each with the reason.
