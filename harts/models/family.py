@@ -95,6 +95,14 @@ def gated_delta_net_mixers(config: PreTrainedConfig, *, head_dim: int | None = N
     )
 
 
+def latent_attention_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model whose every layer is multi-head latent attention."""
+    return Mixers(
+        num_full_attention_layers=config.num_hidden_layers,
+        attention_width=config.num_attention_heads * (config.qk_head_dim + config.v_head_dim) // 2,
+    )
+
+
 TINY: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 97,
@@ -125,6 +133,28 @@ TINY_EXPERTS: Mapping[str, Any] = MappingProxyType(
         "moe_intermediate_size": 16,
         "shared_expert_intermediate_size": 16,
         # One by one: the grouped kernels of transformers know no float64.
+        "experts_implementation": "eager",
+    }
+)
+TINY_LATENT_ATTENTION: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        # What rotary embeddings are built for.
+        "head_dim": 4,
+        "v_head_dim": 6,
+    }
+)
+TINY_ROUTED_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 3,
+        "topk_group": 2,
+        "pad_token_id": None,
+        "eos_token_id": None,
         "experts_implementation": "eager",
     }
 )

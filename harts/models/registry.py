@@ -11,6 +11,7 @@ from harts.models.family import Family
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
+    "deepseek_v3": "deepseek_v3",
     "olmo_hybrid": "olmo_hybrid",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
@@ -67,13 +68,14 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
-    unknown = sorted(set(config.layer_types or ()) - family.layer_types)
+    settings = config.to_dict()
+    # Configurations of models with one kind of layer may not name it.
+    unknown = sorted(set(settings.get("layer_types") or ()) - family.layer_types)
     if unknown:
         raise ValueError(
             f"{config.model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
             f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
         )
-    settings = config.to_dict()
     for name, expected in family.required.items():
         if settings[name] != expected:
             raise ValueError(

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as hf
 
-from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
+from harts.layers.linear_attention.gated_delta_net import GatedDeltaNetLayer, tree_gated_delta_net
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, Mixers, gated_delta_net_mixers
 
@@ -25,7 +25,7 @@ class TreeOlmoHybridGatedDeltaNet(hf.OlmoHybridGatedDeltaNet):
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
         output_THV = tree_gated_delta_net(
-            self,
+            cast(GatedDeltaNetLayer, self),  # the configuration has filled in the numbers of heads
             torch.cat([self.q_proj(hidden_TD), self.k_proj(hidden_TD), self.v_proj(hidden_TD)], dim=-1),
             self.a_proj(hidden_TD),
             self.b_proj(hidden_TD),

@@ -16,12 +16,16 @@ from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, gated_delta_
 class Qwen3_5Layer(GatedDeltaNetLayer, Protocol):  # noqa: N801 - transformers' name
     """What is read of the layer; that of the model with experts is another class with the same parts."""
 
-    in_proj_qkv: nn.Module
-    in_proj_a: nn.Module
-    in_proj_b: nn.Module
-    in_proj_z: nn.Module
-    norm: nn.Module
-    out_proj: nn.Module
+    in_proj_qkv: nn.Linear
+    in_proj_a: nn.Linear
+    in_proj_b: nn.Linear
+    in_proj_z: nn.Linear
+    out_proj: nn.Linear
+
+    @property
+    def norm(self) -> nn.Module:
+        """The gated norm, a class of the family."""
+        ...
 
 
 def gated_delta_net_on_layout(layer: Qwen3_5Layer, hidden_TD: Tensor, layout: PackedLayout) -> Tensor:
