@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -103,6 +103,18 @@ def latent_attention_mixers(config: PreTrainedConfig) -> Mixers:
     )
 
 
+def kimi_delta_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model of Kimi Delta Attention and multi-head latent attention."""
+    return replace(
+        latent_attention_mixers(config),
+        num_full_attention_layers=config.layer_types.count("full_attention"),
+        num_linear_layers=config.layer_types.count("linear_attention"),
+        linear_heads=config.linear_num_heads,
+        linear_key_dim=config.linear_head_dim,
+        linear_value_dim=config.linear_head_dim,
+    )
+
+
 TINY: Mapping[str, Any] = MappingProxyType(
     {
         "vocab_size": 97,
@@ -156,5 +168,12 @@ TINY_ROUTED_EXPERTS: Mapping[str, Any] = MappingProxyType(
         "pad_token_id": None,
         "eos_token_id": None,
         "experts_implementation": "eager",
+    }
+)
+TINY_KIMI_DELTA: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_local_experts": 6,
     }
 )

@@ -12,6 +12,7 @@ from harts.models.family import Family
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
     "deepseek_v3": "deepseek_v3",
+    "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
