@@ -11,7 +11,11 @@ from harts.models.family import Family
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
+    "deepseek_v3": "deepseek_v3",
+    "kimi_linear": "kimi_linear",
+    "olmo_hybrid": "olmo_hybrid",
     "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
 }
@@ -19,6 +23,7 @@ FAMILIES = {
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 # Model types that users ask for and that do not run on trees, each with the reason.
@@ -64,13 +69,14 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
-    unknown = sorted(set(config.layer_types or ()) - family.layer_types)
+    settings = config.to_dict()
+    # Configurations of models with one kind of layer may not name it.
+    unknown = sorted(set(settings.get("layer_types") or ()) - family.layer_types)
     if unknown:
         raise ValueError(
             f"{config.model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
             f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
         )
-    settings = config.to_dict()
     for name, expected in family.required.items():
         if settings[name] != expected:
             raise ValueError(
