@@ -69,13 +69,23 @@ class Family:
 
 def attention_mixers(config: PreTrainedConfig) -> Mixers:
     """Of a model with nothing but attention, whose `layer_types`, if any, tell windows from full attention."""
-    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    layer_types = layer_types_of(config) or ["full_attention"] * config.num_hidden_layers
     num_windows = layer_types.count("sliding_attention")
     return Mixers(
         num_full_attention_layers=layer_types.count("full_attention"),
         windows=(config.sliding_window,) * num_windows if num_windows else (),
-        attention_width=config.num_attention_heads * config.head_dim,
+        attention_width=config.num_attention_heads * head_width(config),
     )
+
+
+def layer_types_of(config: PreTrainedConfig) -> list[str]:
+    """The kind of every layer; empty if the configuration does not tell kinds apart."""
+    return config.to_dict().get("layer_types") or []
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Width of an attention head; without `head_dim`, heads share the model's width."""
+    return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
 
 
 def gated_delta_net_mixers(config: PreTrainedConfig) -> Mixers:
