@@ -175,7 +175,7 @@ def test_errors_name_the_trajectory_and_the_fix(trajectories: list[Trajectory], 
 
 def test_a_model_that_does_not_run_on_trees_trains_flat():
     config = AutoConfig.for_model(
-        "llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+        "olmo2", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     module = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match="Prepare it with flat_only=True"):

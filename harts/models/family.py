@@ -69,25 +69,30 @@ class Family:
 
 def attention_mixers(config: PreTrainedConfig) -> Mixers:
     """Of a model with nothing but attention, whose `layer_types`, if any, tell windows from full attention."""
-    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    layer_types = layer_types_of(config) or ["full_attention"] * config.num_hidden_layers
     num_windows = layer_types.count("sliding_attention")
     return Mixers(
         num_full_attention_layers=layer_types.count("full_attention"),
         windows=(config.sliding_window,) * num_windows if num_windows else (),
-        attention_width=config.num_attention_heads * config.head_dim,
+        attention_width=config.num_attention_heads * head_width(config),
     )
 
 
-def gated_delta_net_mixers(config: PreTrainedConfig, *, head_dim: int | None = None) -> Mixers:
-    """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration.
+def layer_types_of(config: PreTrainedConfig) -> list[str]:
+    """The kind of every layer; empty if the configuration does not tell kinds apart."""
+    return config.to_dict().get("layer_types") or []
 
-    Args:
-        config: Of such a model.
-        head_dim: Width of an attention head; None reads it from the configuration.
-    """
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Width of an attention head; without `head_dim`, heads share the model's width."""
+    return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+
+
+def gated_delta_net_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration."""
     return Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),
-        attention_width=config.num_attention_heads * (config.head_dim if head_dim is None else head_dim),
+        attention_width=config.num_attention_heads * head_width(config),
         num_linear_layers=config.layer_types.count("linear_attention"),
         linear_heads=config.linear_num_value_heads,
         linear_key_dim=config.linear_key_head_dim,

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
 
-from harts.models.family import Family
+from harts.models.family import Family, layer_types_of
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
     "deepseek_v3": "deepseek_v3",
     "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
+    "llama": "llama",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
@@ -28,6 +33,9 @@ TEXT_TYPES = {
 
 # Model types that users ask for and that do not run on trees, each with the reason.
 REFUSED: dict[str, str] = {}
+
+# Rotary position types that look at the batch.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
 TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
@@ -69,14 +77,14 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
-    settings = config.to_dict()
-    # Configurations of models with one kind of layer may not name it.
-    unknown = sorted(set(settings.get("layer_types") or ()) - family.layer_types)
+    unknown = sorted(set(layer_types_of(config)) - family.layer_types)
     if unknown:
         raise ValueError(
             f"{config.model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
             f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
         )
+    settings = config.to_dict()
+    _check_rotary_positions(config.model_type, settings.get("rope_parameters") or {})
     for name, expected in family.required.items():
         if settings[name] != expected:
             raise ValueError(
@@ -84,6 +92,17 @@ def find_family(config: PreTrainedConfig) -> Family:
                 f"would not compute what each trajectory computes alone. Set config.{name} to {expected}."
             )
     return family
+
+
+def _check_rotary_positions(model_type: str, rope_parameters: Mapping[str, Any]) -> None:
+    """Refuse frequencies that depend on the longest sequence of a batch; parameters may be given by layer type."""
+    kinds = [rope_parameters, *(v for v in rope_parameters.values() if isinstance(v, dict))]
+    for rope_type in (kind["rope_type"] for kind in kinds if "rope_type" in kind):
+        if rope_type in LENGTH_DEPENDENT_ROPE:
+            raise ValueError(
+                f"{model_type} has rotary positions of type {rope_type!r}, whose frequencies depend on the longest "
+                "trajectory that is computed together. Choose another rope_type, such as yarn."
+            )
 
 
 def check_modules(model: PreTrainedModel, family: Family) -> None:

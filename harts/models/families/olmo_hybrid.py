@@ -6,12 +6,11 @@ from typing import Any, cast
 
 import torch
 from torch import Tensor
-from transformers import PreTrainedConfig
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as hf
 
 from harts.layers.linear_attention.gated_delta_net import GatedDeltaNetLayer, tree_gated_delta_net
 from harts.layout.packed import LayoutNeeds, PackedLayout
-from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, Mixers, gated_delta_net_mixers
+from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 
 
 class TreeOlmoHybridGatedDeltaNet(hf.OlmoHybridGatedDeltaNet):
@@ -37,12 +36,6 @@ class TreeOlmoHybridGatedDeltaNet(hf.OlmoHybridGatedDeltaNet):
         return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
 
 
-def _mixers(config: PreTrainedConfig) -> Mixers:
-    # Its configuration has no field for the head width; attention reads one that a checkpoint adds.
-    head_dim = config.to_dict().get("head_dim", config.hidden_size // config.num_attention_heads)
-    return gated_delta_net_mixers(config, head_dim=head_dim)
-
-
 FAMILY = Family(
     causal_lm=hf.OlmoHybridForCausalLM,
     layer_kinds=("Gated DeltaNet (negative eigenvalues)", "attention (NoPE or RoPE)"),
@@ -61,7 +54,7 @@ FAMILY = Family(
         }
     ),
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
-    mixers=_mixers,
+    mixers=gated_delta_net_mixers,
     tiny={
         **TINY,
         **TINY_GATED_DELTA_NET,
