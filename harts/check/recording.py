@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.ragged import ranges
 from harts.layout.packed import flat_to_packed
+from harts.layout.rounds import rounds_if_interior_states
 from harts.models import TreeModel
 from harts.models.registry import find_family
 from harts.objective.streams import Objective
@@ -39,6 +40,8 @@ class Recording:
     """By parameter name; empty if not asked for."""
     num_rounds: int
     """As in `StepResult`; 0 without gradients."""
+    num_rounds_e: int
+    """Rounds of a tree if kernels also returned the states inside runs; 0 if flat or without linear attention."""
     num_replayed: int
     """As in `StepResult`; 0 without gradients."""
 
@@ -104,7 +107,8 @@ def record(
             logprobs_P, rounds, replayed = result.logprobs_P, result.num_rounds, result.num_replayed
     kept = {} if objective is None else {name: g.cpu() for name, g in gradients(model.module).items()}
     model.module.zero_grad(set_to_none=True)
-    rows = list(_rows(batch, build_prefix_tree(batch), plan))
+    tree, chunk_size = build_prefix_tree(batch), model.needs.chunk_size
+    rows = list(_rows(batch, tree, plan))
     outputs = {name: _in_order([m[name] for m in microbatches], rows, batch) for name in microbatches[0]}
     return Recording(
         logprobs_P=logprobs_P,
@@ -112,6 +116,7 @@ def record(
         layers=outputs,
         gradients=kept,
         num_rounds=rounds,
+        num_rounds_e=rounds_if_interior_states(tree, chunk_size) if plan.sharing and chunk_size is not None else 0,
         num_replayed=replayed,
     )
 

@@ -62,7 +62,9 @@ class CheckReport:
     leak: bool
     """Whether any branch felt another."""
     rounds: int
-    """Rounds of linear attention; 0 without."""
+    """Rounds of linear attention for kernels that return final states only (model F); 0 without."""
+    rounds_e: int
+    """Rounds if kernels also returned the states inside runs (model E)."""
     replayed_tokens: int
     """Tokens whose linear-attention state update was repeated."""
     tokens_flat: int
@@ -87,6 +89,7 @@ class CheckReport:
             "max_grad_rel_diff": self.tree.max_gradient,
             "logit_cosine": self.tree.logit_cosine,
             "rounds": self.rounds,
+            "rounds_e": self.rounds_e,
             "replayed_tokens": self.replayed_tokens,
             "leak": self.leak,
             "dtype": self.dtype,
@@ -128,6 +131,7 @@ def build_report(
         layer_kinds=layer_kinds,
         leak=leak,
         rounds=tree.num_rounds,
+        rounds_e=tree.num_rounds_e,
         replayed_tokens=tree.num_replayed,
         tokens_flat=batch.token_ids_F.size,
         tokens_distinct=build_prefix_tree(batch).num_tokens,

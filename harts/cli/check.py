@@ -124,7 +124,8 @@ def _first(path: Path, max_tokens: int) -> Iterator[Trajectory]:
 def _show(report: CheckReport, model: str, console: Console) -> None:
     console.print(
         f"{model}, {report.dtype}: {report.tokens_flat:,} tokens, {report.tokens_distinct:,} distinct; "
-        f"{report.rounds} rounds of linear attention, {report.replayed_tokens:,} tokens replayed"
+        f"{report.rounds} rounds of linear attention ({report.rounds_e} if kernels returned inner states), "
+        f"{report.replayed_tokens:,} tokens replayed"
     )
     table = Table(title="Whole model", box=SIMPLE)
     columns = ("", "max log-prob", "mean", "1 - cosine", "sym. KL", "gradient")
