@@ -13,6 +13,7 @@ from harts.models.family import Family, layer_types_of
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
+    "bailing_hybrid": "bailing_hybrid",
     "deepseek_v3": "deepseek_v3",
     "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
