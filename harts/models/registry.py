@@ -20,6 +20,7 @@ FAMILIES = {
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
+    "bamba": "bamba",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
