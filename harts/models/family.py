@@ -133,6 +133,13 @@ TINY: Mapping[str, Any] = MappingProxyType(
     }
 )
 """What tiny models of most families have in common."""
+TINY_WINDOWS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "use_sliding_window": True,
+        "sliding_window": 20,
+    }
+)
 TINY_GATED_DELTA_NET: Mapping[str, Any] = MappingProxyType(
     {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],

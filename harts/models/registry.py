@@ -17,6 +17,7 @@ FAMILIES = {
     "deepseek_v3": "deepseek_v3",
     "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
+    "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
@@ -29,6 +30,7 @@ FAMILIES = {
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
+    "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
 }
@@ -79,6 +81,7 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
+    config = config.get_text_config()
     unknown = sorted(set(layer_types_of(config)) - family.layer_types)
     if unknown:
         raise ValueError(
