@@ -9,7 +9,7 @@ from harts.models.family import TINY, TINY_LATENT_ATTENTION, TINY_ROUTED_EXPERTS
 FAMILY = Family(
     causal_lm=hf.DeepseekV3ForCausalLM,
     layer_kinds=("MLA", "MoE"),
-    layer_types=frozenset(),
+    layer_types=frozenset({"full_attention"}),
     attention_classes=frozenset({hf.DeepseekV3Attention}),
     token_wise_classes=frozenset(
         {
