@@ -14,6 +14,7 @@ from harts.models.family import Family, layer_types_of
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt_oss",
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
