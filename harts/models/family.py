@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harts.layout.packed import LayoutNeeds
+from harts.models.attention import SDPA, DenseAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class Family:
     """The transformers class with the LM head."""
     layer_kinds: tuple[str, ...]
     """What its layers are, for `harts models`: "Gated DeltaNet", "attention", "MoE", ..."""
+    attention: DenseAttention = SDPA
+    """Attention implementation that its models are loaded with; what runs without a layout."""
     layer_types: frozenset[str]
     """Entries of `config.layer_types` that run on trees."""
     tree_classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)

@@ -18,6 +18,7 @@ FAMILIES = {
     "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt_oss",
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
