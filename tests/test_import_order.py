@@ -25,8 +25,8 @@ ORDER = (
     "integrations",
     "cli",
 )
-# The package itself (`import harts`) re-exports a step; the test oracle runs one.
-AS_STEP = ("", "testing")
+# The package itself (`import harts`) re-exports the check, the test oracle runs a step.
+AS_STAGE = {"": "check", "testing": "step"}
 # `config` imports no stage, so it may stand before all of them, but only these read it.
 CONFIG_READERS = ("rollout", "train", "cli")
 # The demo's own rollouts: inside `train`, the loop alone knows them.
@@ -43,7 +43,7 @@ def stage_of(module: str) -> str:
 
 
 def rank_of(stage: str) -> int:
-    return ORDER.index("step" if stage in AS_STEP else stage)
+    return ORDER.index(AS_STAGE.get(stage, stage))
 
 
 def imported_modules(module: str, source: str, *, is_package: bool, stages: frozenset[str]) -> list[str]:
