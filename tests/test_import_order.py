@@ -19,6 +19,7 @@ ORDER = (
     "logprobs",
     "objective",
     "step",
+    "check",
     "rollout",
     "train",
     "integrations",

@@ -192,6 +192,14 @@ def test_a_model_that_does_not_run_on_trees_trains_flat():
         harts.train_step(model, trajectories_of(RICH), OBJECTIVE)
 
 
+def test_logits_that_are_not_the_heads_are_refused():
+    config = AutoConfig.for_model(
+        "cohere", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    with pytest.raises(ValueError, match="logits of a CohereForCausalLM are not its LM head's"):
+        harts.prepare(AutoModelForCausalLM.from_config(config), flat_only=True)
+
+
 def test_unknown_execution_and_float_ids():
     model = harts.prepare(tiny_model("qwen3"))
     with pytest.raises(ValueError, match="execution is 'forest'"):

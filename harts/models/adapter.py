@@ -18,8 +18,11 @@ from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.attention import ATTENTION_NAME
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
-from harts.models.registry import check_modules, find_family
+from harts.models.registry import check_modules, family_of_type, find_family, supported_types
 from harts.plan.cost import CostModel, ModelDimensions
+
+LOGIT_ROUNDING = 32
+"""Relative difference of the logits of two equal passes, in units of rounding, that is still none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -110,8 +113,8 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
             "sdpa", transformers' default.
         replay: False starts linear-attention chunks at branch points. An ablation: results are no longer those of
             training each trajectory alone.
-        flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM will do then, so that a
-            model that does not run on trees trains through the same step.
+        flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM whose logits are its LM
+            head's will do then, so that a model that does not run on trees trains through the same step.
 
     Raises:
         ValueError: If the model or one of its layers is not known to run on trees; the message names it.
@@ -120,9 +123,7 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     if flat_only:
-        work = CostModel(flops_per_token=float(causal_lm.num_parameters()), flops_per_pair=0.0)
-        needs = LayoutNeeds(chunk_size=None, conv_width=1)
-        return TreeModel(module=causal_lm, needs=needs, runs_on_trees=False, cost=work, logit_scale=1.0, replaced=())
+        return _prepare_flat(causal_lm)
     family = find_family(causal_lm.config)
     _check_model(causal_lm, family)
     replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
@@ -138,6 +139,31 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         logit_scale=family.logit_scale(causal_lm.config),
         replaced=replaced,
     )
+
+
+def _prepare_flat(model: PreTrainedModel) -> TreeModel:
+    name = model.config.model_type
+    prepared = TreeModel(
+        module=model,
+        needs=LayoutNeeds(chunk_size=None, conv_width=1),
+        runs_on_trees=False,
+        cost=CostModel(flops_per_token=float(model.num_parameters()), flops_per_pair=0.0),
+        logit_scale=family_of_type(name)[1].logit_scale(model.config) if name in supported_types() else 1.0,
+        replaced=(),
+    )
+    # Some models scale or cap their logits after the head, and a step would not know.
+    hidden: list[Tensor] = []
+    hook = model.get_decoder().register_forward_hook(lambda _m, _i, output: hidden.append(output.last_hidden_state))
+    with torch.no_grad():
+        logits = model(torch.arange(2, device=prepared.device)[None], use_cache=False).logits
+        hook.remove()
+        own = prepared.logit_scale * prepared.head(hidden[0])
+    if (logits - own).double().norm() > LOGIT_ROUNDING * torch.finfo(own.dtype).eps * logits.double().norm():
+        raise ValueError(
+            f"The logits of a {type(model).__qualname__} are not its LM head's: they are scaled or capped in a way "
+            "that HARTS does not know. State it in a family file."
+        )
+    return prepared
 
 
 def _check_model(model: PreTrainedModel, family: Family) -> None:

@@ -32,7 +32,14 @@ def harts_attention_forward(
     if harts_layout is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **options)
     assert query.shape[0] == 1, "a layout is one packed row"
-    output = tree_attention(query[0], key[0], value[0], layout=harts_layout, scale=options["scaling"])
+    output = tree_attention(
+        query[0],
+        key[0],
+        value[0],
+        layout=harts_layout,
+        scale=options["scaling"],
+        window=options.get("sliding_window"),  # layers of families without windows do not name it
+    )
     return output.transpose(0, 1)[None], None
 
 

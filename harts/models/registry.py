@@ -13,17 +13,26 @@ from harts.models.family import Family, layer_types_of
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
+    "bailing_hybrid": "bailing_hybrid",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_linear": "kimi_linear",
+    "olmo_hybrid": "olmo_hybrid",
+    "gemma3_text": "gemma3",
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
+    "bamba": "bamba",
     "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
 }
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
+    "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 # Model types that users ask for and that do not run on trees, each with the reason.
@@ -72,6 +81,7 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
+    config = config.get_text_config()
     unknown = sorted(set(layer_types_of(config)) - family.layer_types)
     if unknown:
         raise ValueError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -65,6 +66,20 @@ def test_equals_the_token_recurrence(
     actual = execution(inputs, layout)
     upstream = torch.randn_like(expected)
     assert_close("output", expected, actual, ratio=1e-13)
+    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
+    for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
+        assert_close("gradient", e, a, ratio=1e-12)
+
+
+def test_steps_up_to_two():
+    """Transitions with negative eigenvalues, as OLMo Hybrid has them."""
+    _, layout = lay_out(RICH)
+    inputs = random_inputs(layout.num_tokens, torch.float64)
+    inputs = replace(inputs, beta=(2 * inputs.beta).detach().requires_grad_())
+    assert (inputs.beta > 1).any()
+    expected, actual = gated_delta_rule_reference(inputs, layout.parent_T), EXECUTIONS["one_call"](inputs, layout)
+    upstream = torch.randn_like(expected)
+    assert_close("output", expected, actual, ratio=1e-12)
     wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)

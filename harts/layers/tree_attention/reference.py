@@ -7,7 +7,13 @@ from torch import Tensor
 
 
 def tree_attention_reference(
-    query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, parent_T: Tensor, scale: float
+    query_HTK: Tensor,
+    key_HTK: Tensor,
+    value_HTV: Tensor,
+    *,
+    parent_T: Tensor,
+    scale: float,
+    window: int | None = None,
 ) -> Tensor:
     """Attention of every token over its ancestors and itself.
 
@@ -15,6 +21,7 @@ def tree_attention_reference(
         query_HTK, key_HTK, value_HTV: [heads, T, width]; as many key heads as query heads.
         parent_T: [T] int64, -1 at a root.
         scale: Multiplies the scores.
+        window: Tokens of the path that each token sees, itself included; None for all.
 
     Returns:
         [heads, T, V].
@@ -22,9 +29,9 @@ def tree_attention_reference(
     num_tokens = parent_T.numel()
     visible_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for token in range(num_tokens):
-        ancestor = token
-        while ancestor >= 0:
+        ancestor, distance = token, 0
+        while ancestor >= 0 and (window is None or distance < window):
             visible_TT[token, ancestor] = True
-            ancestor = int(parent_T[ancestor])
+            ancestor, distance = int(parent_T[ancestor]), distance + 1
     scores_HTT = (query_HTK @ key_HTK.transpose(-1, -2) * scale).masked_fill(~visible_TT, float("-inf"))
     return scores_HTT.softmax(-1) @ value_HTV

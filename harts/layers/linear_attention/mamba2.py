@@ -1,0 +1,60 @@
+"""What Mamba2 layers of all families share between their input projection and their gated norm."""
+
+from __future__ import annotations
+
+from typing import Any, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
+from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layout.packed import PackedLayout
+
+
+class Mamba2Layer(Protocol):
+    """What is read of a transformers Mamba2 mixer, whatever its family."""
+
+    conv1d: nn.Conv1d
+    act: nn.Module
+    A_log: nn.Parameter
+    D: nn.Parameter
+    dt_bias: nn.Parameter
+    # Any, since configurations also allow None there until their defaults are filled in.
+    ssm_state_size: Any
+    time_step_limit: Any
+
+
+def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) -> tuple[Tensor, Tensor]:
+    """Short convolution, step sizes, SSD and the skip term along every path.
+
+    Args:
+        layer: A transformers Mamba2 mixer; its convolution, step and decay parameters and sizes are read.
+        projected_TD: [T, D] the input projection: gate, what is convolved, and step sizes, side by side.
+        layout: Of the T tokens.
+
+    Returns:
+        Outputs [T, H * V] in float32 or better and gates [T, H * V] as projected, both for the gated norm.
+    """
+    assert layout.chunks is not None, "the family states chunk_size in its layout needs"
+    convolution, heads = layer.conv1d, layer.A_log.numel()
+    width = projected_TD.shape[1] - convolution.out_channels - heads
+    gate_TD, mixed_TD, step_TH = projected_TD.split([width, convolution.out_channels, heads], dim=-1)
+    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT)
+    group_width = (convolution.out_channels - width) // 2
+    x_TD, key_TD, query_TD = layer.act(convolved_TD).split([width, group_width, group_width], dim=-1)
+
+    # Softplus and limits act in the model's dtype, as they do in transformers.
+    smallest, largest = layer.time_step_limit
+    step_TH = F.softplus(step_TH + layer.dt_bias.to(step_TH.dtype)).clamp(min=smallest, max=largest)
+    compute = torch.promote_types(projected_TD.dtype, torch.float32)
+    step_TH, x_THV = step_TH.to(compute), x_TD.unflatten(-1, (heads, -1)).to(compute)
+    inputs = SSDInputs(
+        query=query_TD.unflatten(-1, (-1, layer.ssm_state_size)).to(compute),
+        key=key_TD.unflatten(-1, (-1, layer.ssm_state_size)).to(compute),
+        value=x_THV * step_TH.unsqueeze(-1),
+        decay=-layer.A_log.to(compute).exp() * step_TH,
+    )
+    output_THV = tree_ssd(inputs, layout.chunks) + layer.D.unsqueeze(-1) * x_THV
+    return output_THV.flatten(-2), gate_TD
