@@ -89,7 +89,7 @@ def violations(root: Path) -> list[str]:
         parts = path.relative_to(root).with_suffix("").parts
         is_package = parts[-1] == "__init__"
         module = ".".join(parts[:-1] if is_package else parts)
-        if stage_of(module) not in (*ORDER, *AS_STEP, "config"):
+        if stage_of(module) not in (*ORDER, *AS_STAGE, "config"):
             found.append(f"{module} belongs to no stage; give it a place in ORDER")
             continue
         for name in imported_modules(module, path.read_text(encoding="utf-8"), is_package=is_package, stages=stages):
