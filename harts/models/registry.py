@@ -15,6 +15,8 @@ from harts.models.family import Family, layer_types_of
 FAMILIES = {
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt_oss",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
     "llama": "llama",
     "mistral": "mistral",
     "qwen2": "qwen2",
