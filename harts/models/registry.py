@@ -18,6 +18,7 @@ FAMILIES = {
     "lfm2": "lfm2",
     "lfm2_moe": "lfm2_moe",
     "llama": "llama",
+    "minimax": "minimax",
     "mistral": "mistral",
     "qwen2": "qwen2",
     "qwen3": "qwen3",
