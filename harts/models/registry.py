@@ -8,6 +8,7 @@ from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harts.models.family import Family, layer_types_of
 
@@ -19,7 +20,10 @@ FAMILIES = {
     "olmo_hybrid": "olmo_hybrid",
     "gemma3_text": "gemma3",
     "gpt_oss": "gpt_oss",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
     "llama": "llama",
+    "minimax": "minimax",
     "mistral": "mistral",
     "qwen2": "qwen2",
     "bamba": "bamba",
@@ -122,7 +126,8 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
     """
     known = {*family.tree_classes, *family.attention_classes, *family.token_wise_classes}
     known |= {*TOKEN_WISE_CLASSES, *CONTAINER_CLASSES, family.causal_lm}
-    layers = [m for m in model.modules() if type(m) in family.tree_classes]
+    mixers = [cls for cls in family.tree_classes if not issubclass(cls, GradientCheckpointingLayer)]
+    layers = [m for m in model.modules() if type(m) in mixers]  # not whole decoder layers, which hold other modules
     # The tree class of a layer runs its convolution; anywhere else one would reach into the branch before.
     convolutions = {child for layer in layers for child in layer.children() if type(child) is nn.Conv1d}
     for name, module in model.named_modules():
