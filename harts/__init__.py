@@ -14,9 +14,11 @@ Example:
 
 from harts.check import CheckReport, check_model
 from harts.data import Trajectory
-from harts.models import TreeModel, prepare
+from harts.layers.moe.losses import RouterLosses
+from harts.layers.moe.statistics import RouterStatistics
+from harts.models import TreeModel, prepare, update_expert_bias
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
-from harts.step import Execution, StepResult, compute_logprobs, train_step
+from harts.step import Execution, StepResult, compute_logprobs, count_load, train_step
 
 __version__ = "0.1.0"
 
@@ -25,6 +27,8 @@ __all__ = [
     "CustomObjective",
     "Execution",
     "Objective",
+    "RouterLosses",
+    "RouterStatistics",
     "StepResult",
     "Supervised",
     "Trajectory",
@@ -32,10 +36,12 @@ __all__ = [
     "check_model",
     "cispo",
     "compute_logprobs",
+    "count_load",
     "dapo",
     "grpo",
     "gspo",
     "ppo",
     "prepare",
     "train_step",
+    "update_expert_bias",
 ]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from harts.data import TrajectoryBatch
 from harts.layout.edges import LossEdges, loss_edges
+from harts.layout.paths import TokenPaths, doubling_jumps
 
 PADDING_ID = 0
 
@@ -29,11 +30,16 @@ class FlatLayout:
     """One edge a trained token."""
     num_tokens: int
     """Tokens of all trajectories, padding not counted."""
+    paths: TokenPaths
+    """Every trajectory a segment of its own, over the rows of `[N * longest, D]`."""
 
     def to(self, device: torch.device) -> FlatLayout:
         """The same layout on another device."""
         return FlatLayout(
-            token_ids_NL=self.token_ids_NL.to(device), edges=self.edges.to(device), num_tokens=self.num_tokens
+            token_ids_NL=self.token_ids_NL.to(device),
+            edges=self.edges.to(device),
+            num_tokens=self.num_tokens,
+            paths=self.paths.to(device),
         )
 
 
@@ -44,10 +50,12 @@ def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> Flat
     for row, (trajectory, length) in enumerate(zip(trajectories, length_N, strict=True)):
         begin = batch.offsets[trajectory]
         token_ids_NL[row, :length] = batch.token_ids_F[begin : begin + length]
+    rows = np.arange(trajectories.size)
+    is_token_NL = np.arange(token_ids_NL.shape[1]) < length_N[:, None]
     policy = batch.policy_tokens(trajectories)
     trajectory_P = batch.trajectory_P[policy]
     row_of = np.zeros(batch.num_trajectories, dtype=np.int64)
-    row_of[trajectories] = np.arange(trajectories.size)
+    row_of[trajectories] = rows
     slot_P = row_of[trajectory_P] * token_ids_NL.shape[1] + batch.trained_P[policy] - batch.offsets[trajectory_P]
     return FlatLayout(
         token_ids_NL=torch.from_numpy(token_ids_NL),
@@ -55,4 +63,11 @@ def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> Flat
             slot_P, batch.temperature_N[trajectory_P], np.arange(token_ids_NL.size) - 1, token_ids_NL.reshape(-1)
         ),
         num_tokens=int(length_N.sum()),
+        paths=TokenPaths(
+            segment_T=torch.from_numpy(np.where(is_token_NL, rows[:, None], rows.size).reshape(-1)),
+            jumps=doubling_jumps(np.full(rows.size, -1)),
+            tail_N=torch.from_numpy(rows),
+            length_N=length_N,
+            weight_N=batch.weight_N[trajectories],
+        ),
     )

@@ -24,6 +24,7 @@ from harts.data.ragged import ranges
 from harts.layout.blocks import QueryBlock, query_blocks
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.edges import LossEdges, loss_edges
+from harts.layout.paths import TokenPaths, doubling_jumps
 from harts.layout.rounds import RunPlan, plan_runs
 from harts.tree.prefix_tree import PrefixTree
 
@@ -70,6 +71,8 @@ class PackedLayout:
     """The chunks of all runs; None without linear attention."""
     edges: LossEdges
     """Loss edges and the way back to every trajectory."""
+    paths: TokenPaths
+    """Trajectories as paths, in the tree's order, for what is summed over each of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +88,7 @@ class PackedLayout:
             query_blocks=tuple(block.to(device) for block in self.query_blocks),
             chunks=None if self.chunks is None else self.chunks.to(device),
             edges=self.edges.to(device),
+            paths=self.paths.to(device),
         )
 
 
@@ -120,6 +124,13 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         runs=runs,
         chunks=None if runs is None else chunk_index(runs),
         edges=loss_edges(token_P, batch.temperature_N[batch.trajectory_P[policy]], parent_T, token_ids_T),
+        paths=TokenPaths(
+            segment_T=torch.from_numpy(np.repeat(np.arange(length_S.size), length_S)),
+            jumps=doubling_jumps(tree.parent_S),
+            tail_N=torch.from_numpy(tree.tail_N),
+            length_N=tree.length_N,
+            weight_N=batch.weight_N[tree.order_N],
+        ),
     )
 
 

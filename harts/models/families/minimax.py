@@ -12,6 +12,7 @@ from transformers.models.minimax import modeling_minimax as hf
 from harts.layers.linear_attention.lightning import LightningDecays, tree_lightning_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers, head_width
+from harts.models.routers import SOFTMAX
 
 
 class TreeMiniMaxLightningAttention(hf.MiniMaxLightningAttention):
@@ -73,6 +74,7 @@ FAMILY = Family(
             hf.MiniMaxRotaryEmbedding,
         }
     ),
+    routers={"MiniMaxTopKRouter": SOFTMAX},
     layout_needs=lambda config: LayoutNeeds(chunk_size=config.block_size, conv_width=1),
     mixers=_mixers,
     tiny={
