@@ -20,6 +20,8 @@ from tests.cases import CASES, RICH, Case, trajectories_of
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
 """Run on all cases; the other families on one."""
+DOWN_PROJECTIONS = ("down_proj", "output_linear")
+"""What families call the last projection of an MLP."""
 ORDERS = 4
 """Summation orders that flat's own noise is the largest difference over."""
 
@@ -59,21 +61,34 @@ def flat_in_another_order(
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
     """The same function with the neurons of every MLP renumbered, so that only sums change their order."""
     generator = torch.Generator().manual_seed(seed)
-    orders = {}
+    places: dict[str, tuple[int, Tensor]] = {}
     for name, mlp in model.named_modules():
-        if isinstance(getattr(mlp, "down_proj", None), nn.Linear):
-            orders[name] = order = torch.randperm(mlp.down_proj.in_features, generator=generator)
-            with torch.no_grad():
-                mlp.gate_proj.weight.copy_(mlp.gate_proj.weight[order].clone())
-                mlp.up_proj.weight.copy_(mlp.up_proj.weight[order].clone())
-                mlp.down_proj.weight.copy_(mlp.down_proj.weight[:, order].clone())
+        for down_name in DOWN_PROJECTIONS:
+            if isinstance(getattr(mlp, down_name, None), nn.Linear):
+                places |= renumbering(name, mlp, down_name, generator)
+    assert places, "no MLP was found"
+    with torch.no_grad():
+        for name, (dim, order) in places.items():
+            parameter = model.get_parameter(name)
+            parameter.copy_(parameter.index_select(dim, order))
     logprobs, reordered = flat(model, trajectories)
-    for name, order in orders.items():
-        back = order.argsort()
-        for projection in ("gate_proj", "up_proj"):
-            reordered[f"{name}.{projection}.weight"] = reordered[f"{name}.{projection}.weight"][back]
-        reordered[f"{name}.down_proj.weight"] = reordered[f"{name}.down_proj.weight"][:, back]
+    for name, (dim, order) in places.items():
+        reordered[name] = reordered[name].index_select(dim, order.argsort())
     return logprobs, reordered
+
+
+def renumbering(name: str, mlp: nn.Module, down_name: str, generator: torch.Generator) -> dict[str, tuple[int, Tensor]]:
+    """Parameter -> the dimension that counts neurons, and their new order; gate and up may be one projection."""
+    down = mlp.get_submodule(down_name)
+    assert isinstance(down, nn.Linear)
+    neurons = down.in_features
+    order = torch.randperm(neurons, generator=generator)
+    places = {f"{name}.{down_name}.weight": (1, order)}
+    for child_name, child in mlp.named_modules():
+        if isinstance(child, nn.Linear) and child_name != down_name and child.out_features in (neurons, 2 * neurons):
+            halves = torch.cat([order + i * neurons for i in range(child.out_features // neurons)])
+            places |= {f"{name}.{child_name}.{own}": (0, halves) for own, _ in child.named_parameters()}
+    return places
 
 
 @pytest.mark.parametrize("model_type", supported_types())
