@@ -12,6 +12,7 @@ from harts.models.family import Family
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
     "bamba": "bamba",
+    "granitemoehybrid": "granitemoehybrid",
     "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
     "qwen3_5_text": "qwen3_5",
