@@ -12,6 +12,7 @@ from harts.models.family import Family
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
     "bamba": "bamba",
+    "falcon_h1": "falcon_h1",
     "granitemoehybrid": "granitemoehybrid",
     "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
