@@ -71,6 +71,9 @@ NeuronAxes = dict[str, tuple[int, Callable[[Tensor], Tensor]]]
 MLPS: list[NeuronAxes] = [
     {"gate_proj.weight": (0, one_each), "up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
     {"w1.weight": (0, one_each), "w3.weight": (0, one_each), "w2.weight": (1, one_each)},
+    {"input_linear.weight": (0, halves), "output_linear.weight": (1, one_each)},
+    {"gate_up_proj.weight": (0, halves), "down_proj.weight": (1, one_each)},
+    {"up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
 ]
 EXPERTS: list[NeuronAxes] = [
     {"gate_up_proj": (2, pairs), "gate_up_proj_bias": (1, pairs), "down_proj": (1, one_each)},
