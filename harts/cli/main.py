@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from harts.cli import calibrate, plan
+from harts.cli import calibrate, models, plan
 from harts.cli.train import EPILOG, train
 
 app = typer.Typer(
@@ -17,3 +17,4 @@ app = typer.Typer(
 app.command(epilog=EPILOG)(train)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)
+app.command(epilog=models.EPILOG)(models.models)
