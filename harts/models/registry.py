@@ -18,6 +18,7 @@ FAMILIES = {
     "qwen3": "qwen3",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
+    "zamba2": "zamba2",
 }
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
