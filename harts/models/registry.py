@@ -14,6 +14,7 @@ FAMILIES = {
     "bamba": "bamba",
     "falcon_h1": "falcon_h1",
     "granitemoehybrid": "granitemoehybrid",
+    "jamba": "jamba",
     "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
     "qwen3_5_text": "qwen3_5",
