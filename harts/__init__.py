@@ -12,6 +12,7 @@ Example:
     >>> harts.train_step(model, trajectories, harts.grpo())  # doctest: +SKIP
 """
 
+from harts.check import CheckReport, check_model
 from harts.data import Trajectory
 from harts.models import TreeModel, prepare
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
@@ -20,6 +21,7 @@ from harts.step import Execution, StepResult, compute_logprobs, train_step
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckReport",
     "CustomObjective",
     "Execution",
     "Objective",
@@ -27,6 +29,7 @@ __all__ = [
     "Supervised",
     "Trajectory",
     "TreeModel",
+    "check_model",
     "cispo",
     "compute_logprobs",
     "dapo",

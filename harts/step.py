@@ -125,6 +125,7 @@ def compute_logprobs(
     *,
     execution: Execution = "tree",
     max_tokens_per_microbatch: int = 16384,
+    plan: Plan | None = None,
 ) -> NDArray[np.float64]:
     """Log-probs of the trained tokens, without gradients: for reference or recomputed sampling streams.
 
@@ -133,6 +134,7 @@ def compute_logprobs(
         trajectories: As for `train_step`; their log-prob streams are not read.
         execution: As for `train_step`.
         max_tokens_per_microbatch: As for `train_step`.
+        plan: As for `train_step`, of one rank.
 
     Returns:
         [P] float64, trajectory after trajectory, in the order given.
@@ -140,8 +142,10 @@ def compute_logprobs(
     batch = TrajectoryBatch.of(trajectories)
     batch.check_vocabulary(model.vocab_size)
     tree = build_prefix_tree(batch)
-    logprobs_P = np.empty(batch.trained_P.size)
-    for members, layout in _layouts(batch, tree, _plan(tree, model, execution, max_tokens_per_microbatch), model):
+    made = _plan(tree, model, execution, max_tokens_per_microbatch) if plan is None else plan
+    _check_plan(made, execution, 0, batch.num_trajectories)
+    logprobs_P = np.full(batch.trained_P.size, np.nan)
+    for members, layout in _layouts(batch, tree, made, model):
         logprob_P, _ = _logprobs(model, layout)
         logprobs_P[batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P

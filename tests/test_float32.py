@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -20,8 +20,6 @@ from tests.cases import CASES, RICH, Case, trajectories_of
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
 """Run on all cases; the other families on one."""
-DOWN_PROJECTIONS = ("down_proj", "output_linear")
-"""What families call the last projection of an MLP."""
 ORDERS = 4
 """Summation orders that flat's own noise is the largest difference over."""
 
@@ -56,39 +54,63 @@ def flat(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> tuple[np
     return logprobs.double().numpy(), gradients(model)
 
 
+def one_each(order: Tensor) -> Tensor:
+    return order
+
+
+def halves(order: Tensor) -> Tensor:
+    return torch.cat([order, order + order.numel()])
+
+
+def pairs(order: Tensor) -> Tensor:
+    return torch.stack([2 * order, 2 * order + 1], dim=-1).flatten()
+
+
+# Of every kind of MLP: the axis of a parameter along which the neurons lie, and in what order.
+NeuronAxes = dict[str, tuple[int, Callable[[Tensor], Tensor]]]
+MLPS: list[NeuronAxes] = [
+    {"gate_proj.weight": (0, one_each), "up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
+    {"w1.weight": (0, one_each), "w3.weight": (0, one_each), "w2.weight": (1, one_each)},
+    {"input_linear.weight": (0, halves), "output_linear.weight": (1, one_each)},
+    {"gate_up_proj.weight": (0, halves), "down_proj.weight": (1, one_each)},
+    {"up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
+]
+EXPERTS: list[NeuronAxes] = [
+    {"gate_up_proj": (2, pairs), "gate_up_proj_bias": (1, pairs), "down_proj": (1, one_each)},
+    {"gate_up_proj": (1, halves), "down_proj": (2, one_each)},
+]
+
+
+def with_neurons(model: nn.Module, kinds: list[NeuronAxes]) -> list[tuple[str, nn.Module, NeuronAxes]]:
+    found = []
+    for name, module in model.named_modules():
+        names = dict(module.named_parameters()).keys()
+        found += [(name, module, kind) for kind in kinds if names >= kind.keys()][:1]
+    return found
+
+
 def flat_in_another_order(
     model: PreTrainedModel, trajectories: Sequence[Trajectory], seed: int
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """The same function with the neurons of every MLP renumbered, so that only sums change their order."""
+    """The same function with the neurons of every MLP renumbered, so that only sums change their order.
+
+    Those of experts where a model has nothing else.
+    """
     generator = torch.Generator().manual_seed(seed)
-    places: dict[str, tuple[int, Tensor]] = {}
-    for name, mlp in model.named_modules():
-        for down_name in DOWN_PROJECTIONS:
-            if isinstance(getattr(mlp, down_name, None), nn.Linear):
-                places |= renumbering(name, mlp, down_name, generator)
-    assert places, "no MLP was found"
-    with torch.no_grad():
-        for name, (dim, order) in places.items():
-            parameter = model.get_parameter(name)
-            parameter.copy_(parameter.index_select(dim, order))
+    back: dict[str, tuple[int, Tensor]] = {}
+    for name, mlp, axes in with_neurons(model, MLPS) or with_neurons(model, EXPERTS):
+        parameters = dict(mlp.named_parameters())
+        down, (down_axis, _) = list(axes.items())[-1]
+        order = torch.randperm(parameters[down].shape[down_axis], generator=generator)
+        for key, (axis, numbered) in axes.items():
+            with torch.no_grad():
+                parameters[key].copy_(parameters[key].index_select(axis, numbered(order)).clone())
+            back[f"{name}.{key}"] = (axis, numbered(order).argsort())
+    assert back, "no MLP is known, so nothing was renumbered"
     logprobs, reordered = flat(model, trajectories)
-    for name, (dim, order) in places.items():
-        reordered[name] = reordered[name].index_select(dim, order.argsort())
+    for name, (axis, order) in back.items():
+        reordered[name] = reordered[name].index_select(axis, order)
     return logprobs, reordered
-
-
-def renumbering(name: str, mlp: nn.Module, down_name: str, generator: torch.Generator) -> dict[str, tuple[int, Tensor]]:
-    """Parameter -> the dimension that counts neurons, and their new order; gate and up may be one projection."""
-    down = mlp.get_submodule(down_name)
-    assert isinstance(down, nn.Linear)
-    neurons = down.in_features
-    order = torch.randperm(neurons, generator=generator)
-    places = {f"{name}.{down_name}.weight": (1, order)}
-    for child_name, child in mlp.named_modules():
-        if isinstance(child, nn.Linear) and child_name != down_name and child.out_features in (neurons, 2 * neurons):
-            halves = torch.cat([order + i * neurons for i in range(child.out_features // neurons)])
-            places |= {f"{name}.{child_name}.{own}": (0, halves) for own, _ in child.named_parameters()}
-    return places
 
 
 @pytest.mark.parametrize("model_type", supported_types())

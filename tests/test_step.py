@@ -175,7 +175,7 @@ def test_errors_name_the_trajectory_and_the_fix(trajectories: list[Trajectory], 
 
 def test_a_model_that_does_not_run_on_trees_trains_flat():
     config = AutoConfig.for_model(
-        "llama", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
+        "olmo2", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4
     )
     module = AutoModelForCausalLM.from_config(config)
     with pytest.raises(ValueError, match="Prepare it with flat_only=True"):
@@ -190,6 +190,14 @@ def test_a_model_that_does_not_run_on_trees_trains_flat():
         assert_close(name, gradient, gradients(module)[name], ratio=1e-4)
     with pytest.raises(ValueError, match="prepared for flat execution only"):
         harts.train_step(model, trajectories_of(RICH), OBJECTIVE)
+
+
+def test_logits_that_are_not_the_heads_are_refused():
+    config = AutoConfig.for_model(
+        "cohere", vocab_size=97, hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=4
+    )
+    with pytest.raises(ValueError, match="logits of a CohereForCausalLM are not its LM head's"):
+        harts.prepare(AutoModelForCausalLM.from_config(config), flat_only=True)
 
 
 def test_unknown_execution_and_float_ids():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from harts.cli import calibrate, plan
+from harts.cli import calibrate, check, plan
 from harts.cli.train import EPILOG, train
 
 app = typer.Typer(
@@ -15,5 +15,6 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.command(epilog=EPILOG)(train)
+app.command(epilog=check.EPILOG)(check.check)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)

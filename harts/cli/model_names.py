@@ -71,8 +71,11 @@ def find_config(name: str) -> PreTrainedConfig:
 
 def load_model(name: str, *, dtype: torch.dtype, device: str) -> PreTrainedModel:
     """A model to time: with its weights if it names a Hub model or a folder, with random ones otherwise."""
-    with torch.device(device):
-        return _build_model(name, dtype)
+    try:
+        with torch.device(device):
+            return _build_model(name, dtype)
+    except OSError as error:  # what transformers raises for a name that is neither a folder nor on the Hub
+        raise ValueError(f"--model {name}: {error}") from error
 
 
 def _build_model(name: str, dtype: torch.dtype) -> PreTrainedModel:

@@ -24,6 +24,23 @@ class QueryBlock:
     """One past the last query."""
     keys: Tensor | slice
     """int64 packed indices, ascending; a slice where they are contiguous (nothing is copied then)."""
+    first_position: int
+    """Least position of the queries."""
+
+    def keys_in_window(self, window: int | None) -> Tensor | slice:
+        """The keys without those of the path that are out of every query's window.
+
+        All blocks of T tokens keep O(T / block * (window + block)) keys together: of a path's keys one block keeps,
+        beyond those in the window of its least position, only such whose subtree ends in it.
+
+        Args:
+            window: Positions that a query sees, its own included; None for all.
+        """
+        # Key `i` of the path has position `i`, so those too far above come first.
+        skipped = 0 if window is None else max(0, self.first_position - window + 1)
+        if isinstance(self.keys, slice):
+            return slice(self.keys.start + skipped, self.keys.stop)
+        return self.keys[skipped:]
 
     def to(self, device: torch.device) -> QueryBlock:
         """The same block with its key list on another device."""
@@ -31,13 +48,18 @@ class QueryBlock:
 
 
 def query_blocks(
-    subtree_end_T: NDArray[np.int64], root_start_T: NDArray[np.int64], block_size: int
+    subtree_end_T: NDArray[np.int64],
+    root_start_T: NDArray[np.int64],
+    *,
+    position_T: NDArray[np.int64],
+    block_size: int,
 ) -> tuple[QueryBlock, ...]:
     """Cut the packed tokens into blocks of queries.
 
     Args:
         subtree_end_T: [T] int64, one past the last descendant of each token.
         root_start_T: [T] int64, first packed token of the tree that each token belongs to.
+        position_T: [T] int64, depth of each token on its path.
         block_size: Queries of a block, >= 1.
     """
     blocks = []
@@ -47,6 +69,11 @@ def query_blocks(
         keys = first + np.flatnonzero(subtree_end_T[first:end] > start)
         contiguous = keys.size == end - keys[0]
         blocks.append(
-            QueryBlock(start=start, end=end, keys=slice(int(keys[0]), end) if contiguous else torch.from_numpy(keys))
+            QueryBlock(
+                start=start,
+                end=end,
+                keys=slice(int(keys[0]), end) if contiguous else torch.from_numpy(keys),
+                first_position=int(position_T[start:end].min()),
+            )
         )
     return tuple(blocks)

@@ -114,7 +114,9 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         subtree_end_T=torch.from_numpy(subtree_end_T),
         multiplicity_T=torch.from_numpy(np.repeat(tree.multiplicity_S, length_S)),
         ancestors_JT=_ancestors(torch.from_numpy(parent_T), needs.conv_width),
-        query_blocks=query_blocks(subtree_end_T, root_start_T, needs.query_block_size),
+        query_blocks=query_blocks(
+            subtree_end_T, root_start_T, position_T=position_T, block_size=needs.query_block_size
+        ),
         runs=runs,
         chunks=None if runs is None else chunk_index(runs),
         edges=loss_edges(token_P, batch.temperature_N[batch.trajectory_P[policy]], parent_T, token_ids_T),

@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.data.ragged import ranges
+from harts.layout.schedule import critical_path, schedule
 from harts.tree.prefix_tree import PrefixTree
 
 
@@ -55,6 +56,11 @@ class RunPlan:
         """Rows whose output is not taken."""
         return self.token_R.size - self.owner_T.size
 
+    @property
+    def critical_path(self) -> int:
+        """Sum over rounds of the longest run's chunks: the sequential steps of one call a round."""
+        return critical_path(self.run_round, -(-np.diff(self.run_offsets) // self.chunk_size))
+
 
 def plan_runs(tree: PrefixTree, chunk_size: int, *, replay: bool = True) -> RunPlan:
     """Cut a tree into runs and give each its round.
@@ -68,17 +74,67 @@ def plan_runs(tree: PrefixTree, chunk_size: int, *, replay: bool = True) -> RunP
     Returns:
         The runs. With replay, the rounds are 1 plus the most cuts on a path, every child of a branch point but one
         replays less than a chunk, and a state is only ever read at a boundary. Trajectories that end inside or equal
-        others change nothing. Time is linear in segments and rows.
+        others change nothing. Runs go in the rounds of `harts.layout.schedule.schedule`. Time is linear in segments
+        and rows.
 
     Raises:
         ValueError: If `chunk_size` is not positive.
     """
+    _check_chunk_size(chunk_size)
+    draft = _cut_into_runs(tree, _find_cuts(tree, chunk_size if replay else None))
+    run, size = draft.slices[:, 0], draft.slices[:, 2]
+    parent = np.array(draft.parent_of_run, dtype=np.int64)
+    rows = np.zeros_like(parent)
+    np.add.at(rows, run, size)
+    return _lay_out(draft, schedule(parent, -(-rows // chunk_size)), chunk_size)
+
+
+def rounds_if_interior_states(tree: PrefixTree, chunk_size: int) -> int:
+    """Rounds that would do if a kernel also returned the states at chunk boundaries inside runs (model E).
+
+    Then a run need not end where others branch off, so one path goes on through all of its branch points. What is
+    left is the Horton-Strahler number of the tree of boundaries and path ends: 1 at an end; at a boundary the largest
+    number among those next below, or one more than the second largest if that is larger, since only one of them can
+    go on in the run that passes the boundary. All that start at the root start together.
+
+    Args:
+        tree: The tree of one microbatch.
+        chunk_size: C >= 1, tokens of a chunk.
+
+    Returns:
+        At least 1, at most `plan_runs(tree, chunk_size).num_rounds` and 1 + log2 of the number of leaves. No schedule
+        of runs under the assumptions of this module needs fewer. Time is linear in segments.
+
+    Raises:
+        ValueError: If `chunk_size` is not positive.
+
+    Example (a trunk with three side branches, a chunk apart):
+        >>> tree = tree_from_lcp([0, 1, 2, 3], [9, 9, 9, 9], [0, 2, 4, 6])
+        >>> plan_runs(tree, 2).num_rounds, rounds_if_interior_states(tree, 2)
+        (4, 2)
+    """
+    _check_chunk_size(chunk_size)
+    parents = tree.parent_S.tolist()
+    has_boundary = (tree.end_S // chunk_size * chunk_size > tree.start_S).tolist()
+    # The two largest numbers among the boundaries and path ends next below each segment's end; last, below the roots.
+    first, second = [0] * (len(parents) + 1), [0] * (len(parents) + 1)
+    for segment in range(len(parents) - 1, -1, -1):
+        high, low = max(first[segment], 1), second[segment]
+        numbers = (max(high, low + 1),) if has_boundary[segment] else (high, low)
+        above = parents[segment]  # -1, the last place, for a root
+        for number in numbers:
+            if number > first[above]:
+                first[above], second[above] = number, first[above]
+            elif number > second[above]:
+                second[above] = number
+    return first[-1]
+
+
+def _check_chunk_size(chunk_size: int) -> None:
     if chunk_size < 1:
         raise ValueError(
             f"Got chunk_size {chunk_size}, expected at least 1. Use the chunk size of the model's kernels."
         )
-    draft = _cut_into_runs(tree, _find_cuts(tree, chunk_size if replay else None))
-    return _lay_out(draft, _earliest_rounds(draft.parent_of_run), chunk_size)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -175,14 +231,6 @@ def _path_from(depth: int, segment: int, parents: list[int], ends: list[int]) ->
         path.append(segment)
         segment = parents[segment]
     return path[::-1]
-
-
-def _earliest_rounds(parent_of_run: list[int]) -> NDArray[np.int64]:
-    """As soon as the parent's state is there. Fewest rounds; not always the least sum of the rounds' longest runs."""
-    rounds: list[int] = []
-    for parent in parent_of_run:
-        rounds.append(rounds[parent] + 1 if parent >= 0 else 0)
-    return np.array(rounds, dtype=np.int64)
 
 
 def _lay_out(draft: _Draft, round_of_run: NDArray[np.int64], chunk_size: int) -> RunPlan:

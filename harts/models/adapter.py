@@ -15,11 +15,14 @@ from transformers import PreTrainedModel
 
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
-from harts.models.attention import ATTENTION_NAME
+from harts.models.attention import DenseAttention
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
-from harts.models.registry import check_modules, find_family
+from harts.models.registry import check_modules, family_of_type, find_family, supported_types
 from harts.plan.cost import CostModel, ModelDimensions
+
+LOGIT_ROUNDING = 32
+"""Relative difference of the logits of two equal passes, in units of rounding, that is still none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -35,14 +38,19 @@ class TreeModel:
     """The causal LM. Train its parameters and save it as usual."""
     needs: LayoutNeeds
     """What its layers index with."""
-    runs_on_trees: bool
-    """False if it was prepared for flat execution only."""
+    dense_attention: DenseAttention | None
+    """How it attends without a layout; None if it was prepared for flat execution only, which changes nothing."""
     cost: CostModel
     """Predicts the work of a microbatch."""
     logit_scale: float
     """What its logits are multiplied by before the softmax."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
+
+    @property
+    def runs_on_trees(self) -> bool:
+        """False if it was prepared for flat execution only."""
+        return self.dense_attention is not None
 
     @property
     def device(self) -> torch.device:
@@ -97,8 +105,8 @@ class TreeModel:
         """Undo `prepare`. The handle must not be used afterwards."""
         for layer, original in self.replaced:
             layer.__class__ = original
-        if self.runs_on_trees:
-            self.module.set_attn_implementation("sdpa")
+        if self.dense_attention is not None:
+            self.module.set_attn_implementation(self.dense_attention.implementation)
         return self.module
 
 
@@ -107,11 +115,11 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
 
     Args:
         model: A transformers causal LM, or a wrapper around one (a peft model). Its attention implementation must be
-            "sdpa", transformers' default.
+            the one that its family states: "sdpa", or "eager" where transformers has no other.
         replay: False starts linear-attention chunks at branch points. An ablation: results are no longer those of
             training each trajectory alone.
-        flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM will do then, so that a
-            model that does not run on trees trains through the same step.
+        flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM whose logits are its LM
+            head's will do then, so that a model that does not run on trees trains through the same step.
 
     Raises:
         ValueError: If the model or one of its layers is not known to run on trees; the message names it.
@@ -120,34 +128,57 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     if flat_only:
-        work = CostModel(flops_per_token=float(causal_lm.num_parameters()), flops_per_pair=0.0)
-        needs = LayoutNeeds(chunk_size=None, conv_width=1)
-        return TreeModel(module=causal_lm, needs=needs, runs_on_trees=False, cost=work, logit_scale=1.0, replaced=())
+        return _prepare_flat(causal_lm)
     family = find_family(causal_lm.config)
     _check_model(causal_lm, family)
     replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
     for layer, original in replaced:
         layer.__class__ = family.tree_classes[original]
-    causal_lm.set_attn_implementation(ATTENTION_NAME)
+    causal_lm.set_attn_implementation(family.attention.tree_name)
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
     return TreeModel(
         module=causal_lm,
         needs=needs,
-        runs_on_trees=True,
+        dense_attention=family.attention,
         cost=_cost(dimensions_of(causal_lm, family)),
         logit_scale=family.logit_scale(causal_lm.config),
         replaced=replaced,
     )
 
 
+def _prepare_flat(model: PreTrainedModel) -> TreeModel:
+    name = model.config.model_type
+    prepared = TreeModel(
+        module=model,
+        needs=LayoutNeeds(chunk_size=None, conv_width=1),
+        dense_attention=None,
+        cost=CostModel(flops_per_token=float(model.num_parameters()), flops_per_pair=0.0),
+        logit_scale=family_of_type(name)[1].logit_scale(model.config) if name in supported_types() else 1.0,
+        replaced=(),
+    )
+    # Some models scale or cap their logits after the head, and a step would not know.
+    hidden: list[Tensor] = []
+    hook = model.get_decoder().register_forward_hook(lambda _m, _i, output: hidden.append(output.last_hidden_state))
+    with torch.no_grad():
+        logits = model(torch.arange(2, device=prepared.device)[None], use_cache=False).logits
+        hook.remove()
+        own = prepared.logit_scale * prepared.head(hidden[0])
+    if (logits - own).double().norm() > LOGIT_ROUNDING * torch.finfo(own.dtype).eps * logits.double().norm():
+        raise ValueError(
+            f"The logits of a {type(model).__qualname__} are not its LM head's: they are scaled or capped in a way "
+            "that HARTS does not know. State it in a family file."
+        )
+    return prepared
+
+
 def _check_model(model: PreTrainedModel, family: Family) -> None:
     config = model.config
-    implementation = config._attn_implementation
-    if implementation != "sdpa":
-        prepared = implementation == ATTENTION_NAME
+    implementation, expected = config._attn_implementation, family.attention.implementation
+    if implementation != expected:
+        prepared = implementation == family.attention.tree_name
         raise ValueError(
-            f"The model's attention implementation is {implementation!r}, expected 'sdpa'. "
-            + ("It is prepared already." if prepared else 'Load the model with attn_implementation="sdpa".')
+            f"The model's attention implementation is {implementation!r}, expected {expected!r}. "
+            + ("It is prepared already." if prepared else f'Load the model with attn_implementation="{expected}".')
         )
     if not isinstance(model, family.causal_lm):
         raise ValueError(

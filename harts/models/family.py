@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harts.layout.packed import LayoutNeeds
+from harts.models.attention import SDPA, DenseAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class Family:
     """The transformers class with the LM head."""
     layer_kinds: tuple[str, ...]
     """What its layers are, for `harts models`: "Gated DeltaNet", "attention", "MoE", ..."""
+    attention: DenseAttention = SDPA
+    """Attention implementation that its models are loaded with; what runs without a layout."""
     layer_types: frozenset[str]
     """Entries of `config.layer_types` that run on trees."""
     tree_classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
@@ -69,24 +72,54 @@ class Family:
 
 def attention_mixers(config: PreTrainedConfig) -> Mixers:
     """Of a model with nothing but attention, whose `layer_types`, if any, tell windows from full attention."""
-    layer_types = config.layer_types or ["full_attention"] * config.num_hidden_layers
+    layer_types = layer_types_of(config) or ["full_attention"] * config.num_hidden_layers
     num_windows = layer_types.count("sliding_attention")
     return Mixers(
         num_full_attention_layers=layer_types.count("full_attention"),
         windows=(config.sliding_window,) * num_windows if num_windows else (),
-        attention_width=config.num_attention_heads * config.head_dim,
+        attention_width=config.num_attention_heads * head_width(config),
     )
+
+
+def layer_types_of(config: PreTrainedConfig) -> list[str]:
+    """The kind of every layer; empty if the configuration does not tell kinds apart."""
+    return config.to_dict().get("layer_types") or []
+
+
+def head_width(config: PreTrainedConfig) -> int:
+    """Width of an attention head; without `head_dim`, heads share the model's width."""
+    return config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
 
 
 def gated_delta_net_mixers(config: PreTrainedConfig) -> Mixers:
     """Of a model of Gated DeltaNet and full attention with the names of Qwen3-Next's configuration."""
     return Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),
-        attention_width=config.num_attention_heads * config.head_dim,
+        attention_width=config.num_attention_heads * head_width(config),
         num_linear_layers=config.layer_types.count("linear_attention"),
         linear_heads=config.linear_num_value_heads,
         linear_key_dim=config.linear_key_head_dim,
         linear_value_dim=config.linear_value_head_dim,
+    )
+
+
+def latent_attention_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model whose every layer is multi-head latent attention."""
+    return Mixers(
+        num_full_attention_layers=config.num_hidden_layers,
+        attention_width=config.num_attention_heads * (config.qk_head_dim + config.v_head_dim) // 2,
+    )
+
+
+def kimi_delta_mixers(config: PreTrainedConfig) -> Mixers:
+    """Of a model of Kimi Delta Attention and multi-head latent attention."""
+    return replace(
+        latent_attention_mixers(config),
+        num_full_attention_layers=config.layer_types.count("full_attention"),
+        num_linear_layers=config.layer_types.count("linear_attention"),
+        linear_heads=config.linear_num_heads,
+        linear_key_dim=config.linear_head_dim,
+        linear_value_dim=config.linear_head_dim,
     )
 
 
@@ -103,6 +136,21 @@ TINY: Mapping[str, Any] = MappingProxyType(
     }
 )
 """What tiny models of most families have in common."""
+TINY_WINDOWS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
+        "use_sliding_window": True,
+        "sliding_window": 20,
+    }
+)
+TINY_SHORT_CONVOLUTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "conv_bias": True,
+        "tie_word_embeddings": False,
+    }
+)
 TINY_GATED_DELTA_NET: Mapping[str, Any] = MappingProxyType(
     {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],
@@ -121,5 +169,34 @@ TINY_EXPERTS: Mapping[str, Any] = MappingProxyType(
         "shared_expert_intermediate_size": 16,
         # One by one: the grouped kernels of transformers know no float64.
         "experts_implementation": "eager",
+    }
+)
+TINY_LATENT_ATTENTION: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_key_value_heads": 4,
+        "kv_lora_rank": 10,
+        "qk_nope_head_dim": 8,
+        "qk_rope_head_dim": 4,
+        # What rotary embeddings are built for.
+        "head_dim": 4,
+        "v_head_dim": 6,
+    }
+)
+TINY_ROUTED_EXPERTS: Mapping[str, Any] = MappingProxyType(
+    {
+        "num_experts_per_tok": 2,
+        "moe_intermediate_size": 16,
+        "n_group": 3,
+        "topk_group": 2,
+        "pad_token_id": None,
+        "eos_token_id": None,
+        "experts_implementation": "eager",
+    }
+)
+TINY_KIMI_DELTA: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "mlp_layer_types": ["dense", "sparse", "sparse"],
+        "num_local_experts": 6,
     }
 )

@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
-from harts.models.family import Family
+from harts.models.family import Family, layer_types_of
 
 # model_type -> module in harts/models/families; imported when asked for, since transformers' classes load slowly.
 FAMILIES = {
+    "bailing_hybrid": "bailing_hybrid",
+    "deepseek_v3": "deepseek_v3",
+    "kimi_linear": "kimi_linear",
+    "olmo_hybrid": "olmo_hybrid",
+    "gemma3_text": "gemma3",
+    "gpt_oss": "gpt_oss",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
+    "llama": "llama",
+    "minimax": "minimax",
+    "mistral": "mistral",
+    "qwen2": "qwen2",
     "bamba": "bamba",
     "falcon_h1": "falcon_h1",
     "granitemoehybrid": "granitemoehybrid",
     "jamba": "jamba",
     "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
+    "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
     "zamba2": "zamba2",
@@ -24,11 +40,16 @@ FAMILIES = {
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
+    "gemma3": "gemma3_text",
     "qwen3_5": "qwen3_5_text",
+    "qwen3_5_moe": "qwen3_5_moe_text",
 }
 
 # Model types that users ask for and that do not run on trees, each with the reason.
 REFUSED: dict[str, str] = {}
+
+# Rotary position types that look at the batch.
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
 TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
@@ -70,13 +91,15 @@ def find_family(config: PreTrainedConfig) -> Family:
         ValueError: If its `model_type`, one of its layer types or one of its settings does not run on trees.
     """
     _, family = family_of_type(config.model_type)
-    unknown = sorted(set(config.layer_types or ()) - family.layer_types)
+    config = config.get_text_config()
+    unknown = sorted(set(layer_types_of(config)) - family.layer_types)
     if unknown:
         raise ValueError(
             f"{config.model_type} has layers of type {', '.join(unknown)}, which do not run on trees; "
             f"supported are {', '.join(sorted(family.layer_types))}. Choose a configuration without them."
         )
     settings = config.to_dict()
+    _check_rotary_positions(config.model_type, settings.get("rope_parameters") or {})
     for name, expected in family.required.items():
         if settings[name] != expected:
             raise ValueError(
@@ -84,6 +107,17 @@ def find_family(config: PreTrainedConfig) -> Family:
                 f"would not compute what each trajectory computes alone. Set config.{name} to {expected}."
             )
     return family
+
+
+def _check_rotary_positions(model_type: str, rope_parameters: Mapping[str, Any]) -> None:
+    """Refuse frequencies that depend on the longest sequence of a batch; parameters may be given by layer type."""
+    kinds = [rope_parameters, *(v for v in rope_parameters.values() if isinstance(v, dict))]
+    for rope_type in (kind["rope_type"] for kind in kinds if "rope_type" in kind):
+        if rope_type in LENGTH_DEPENDENT_ROPE:
+            raise ValueError(
+                f"{model_type} has rotary positions of type {rope_type!r}, whose frequencies depend on the longest "
+                "trajectory that is computed together. Choose another rope_type, such as yarn."
+            )
 
 
 def check_modules(model: PreTrainedModel, family: Family) -> None:
@@ -97,7 +131,8 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
     """
     known = {*family.tree_classes, *family.attention_classes, *family.token_wise_classes}
     known |= {*TOKEN_WISE_CLASSES, *CONTAINER_CLASSES, family.causal_lm}
-    layers = [m for m in model.modules() if type(m) in family.tree_classes]
+    mixers = [cls for cls in family.tree_classes if not issubclass(cls, GradientCheckpointingLayer)]
+    layers = [m for m in model.modules() if type(m) in mixers]  # not whole decoder layers, which hold other modules
     # The tree class of a layer runs its convolution; anywhere else one would reach into the branch before.
     convolutions = {child for layer in layers for child in layer.children() if type(child) is nn.Conv1d}
     for name, module in model.named_modules():

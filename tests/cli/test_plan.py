@@ -90,7 +90,7 @@ def test_the_screen_shows_slots_bounds_and_the_decision(tmp_path: Path):
     ("changes", "message"),
     [
         ({"path": "missing.jsonl"}, "missing.jsonl is no file"),
-        ({"--model": "tiny:llama"}, "got type 'llama', expected one of qwen3"),
+        ({"--model": "tiny:gpt2"}, "Model type 'gpt2' does not run on trees"),
         ({"--max-tokens": 20}, "50 tokens but max_tokens_per_microbatch is 20"),
         ({"setting": "group=3"}, "Got the setting 'group=3', expected one of groups="),
         ({"setting": "groups=0"}, "Got groups=0, expected an integer >= 1"),

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 from torch import Tensor
 
 from harts.data import TrajectoryBatch
-from harts.layers.linear_attention.by_rounds import gated_delta_rule_by_rounds
+from harts.layers.linear_attention.by_rounds import linear_attention_by_rounds
 from harts.layers.linear_attention.chunk_core import chunk_gated_delta_rule, tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.reference import gated_delta_rule_reference
@@ -22,7 +23,9 @@ from tests.cases import CASES, RICH, Case, trajectories_of
 C, H, K, V = 64, 2, 8, 12
 EXECUTIONS: dict[str, Callable[[GatedDeltaInputs, PackedLayout], Tensor]] = {
     "one_call": lambda inputs, layout: tree_gated_delta_rule(inputs, layout.chunks),
-    "by_rounds": lambda inputs, layout: gated_delta_rule_by_rounds(inputs, layout.runs),
+    "by_rounds": lambda inputs, layout: linear_attention_by_rounds(
+        inputs, layout.runs, chunk_gated_delta_rule, zero_state=inputs.key.new_zeros(H, K, V)
+    ),
 }
 
 
@@ -63,6 +66,20 @@ def test_equals_the_token_recurrence(
     actual = execution(inputs, layout)
     upstream = torch.randn_like(expected)
     assert_close("output", expected, actual, ratio=1e-13)
+    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
+    for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
+        assert_close("gradient", e, a, ratio=1e-12)
+
+
+def test_steps_up_to_two():
+    """Transitions with negative eigenvalues, as OLMo Hybrid has them."""
+    _, layout = lay_out(RICH)
+    inputs = random_inputs(layout.num_tokens, torch.float64)
+    inputs = replace(inputs, beta=(2 * inputs.beta).detach().requires_grad_())
+    assert (inputs.beta > 1).any()
+    expected, actual = gated_delta_rule_reference(inputs, layout.parent_T), EXECUTIONS["one_call"](inputs, layout)
+    upstream = torch.randn_like(expected)
+    assert_close("output", expected, actual, ratio=1e-12)
     wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)

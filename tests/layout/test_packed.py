@@ -63,6 +63,34 @@ def test_query_blocks_hold_every_visible_key(case: Case):
     assert [b.start for b in layout.query_blocks] == list(range(0, layout.num_tokens, 16))
 
 
+@pytest.mark.parametrize("window", [1, 20, 1000])
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_windows_drop_only_keys_that_no_query_sees(case: Case, window: int):
+    layout = packed(TrajectoryBatch.of(trajectories_of(case)))
+    for block in layout.query_blocks:
+        kept = torch.arange(layout.num_tokens)[block.keys_in_window(window)].tolist()
+        whole = torch.arange(layout.num_tokens)[block.keys].tolist()
+        assert kept == whole[len(whole) - len(kept) :]
+        for token in range(block.start, block.end):
+            for _ in range(window):
+                if token >= 0:
+                    assert token in kept
+                    token = int(layout.parent_T[token])  # noqa: PLW2901 - walks up the path
+
+
+def test_windows_cost_the_window_not_the_depth():
+    rng = np.random.default_rng(0)
+    trunk = rng.integers(0, 50, 3000)
+    words = [np.concatenate([trunk[:n], rng.integers(0, 50, 40)]) for n in range(1500, 3000, 100)]
+    layout = packed(TrajectoryBatch.of([Trajectory.of(word) for word in [trunk, *words]]))
+    keys = torch.arange(layout.num_tokens)
+    kept = [keys[block.keys_in_window(8)].numel() for block in layout.query_blocks]
+    blocks = len(kept)
+    # Of a path's keys, each is kept beyond its window by the one block in which its subtree ends.
+    assert sum(kept) <= blocks * (8 + 16) + layout.num_tokens
+    assert sum(keys[block.keys].numel() for block in layout.query_blocks) > 20 * sum(kept)
+
+
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_tree_and_flat_edges_name_the_same_predictions(case: Case):
     batch = TrajectoryBatch.of(trajectories_of(case))

@@ -12,22 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harts.data import Trajectory, TrajectoryBatch
-from harts.layout.rounds import RunPlan, plan_runs
-from harts.tree import PrefixTree, build_prefix_tree, tree_from_lcp
+from harts.layout.rounds import RunPlan, plan_runs, rounds_if_interior_states
+from harts.tree import tree_from_lcp
+from tests.layout.brute_force import fewest
+from tests.layout.building import prefixes_of, random_segments, random_words, small_trie, tree_of, tree_of_segments
 
 EXAMPLE = ["abcde", "abxy", "abcz", "abc"]  # packed: a b c d e z x y
 words_strategy = st.lists(st.text("abc", min_size=1, max_size=9), min_size=1, max_size=10)
 FIELDS = ("token_R", "owner_T", "run_offsets", "run_parent", "run_round")
-
-
-def tree_of(words: list[str]) -> PrefixTree:
-    return build_prefix_tree(TrajectoryBatch.of([Trajectory.of([ord(c) for c in word]) for word in words]))
-
-
-def prefixes_of(words: list[str]) -> list[str]:
-    """The prefix that each packed token ends: pre-order of a trie is the order of its prefixes."""
-    return sorted({word[: d + 1] for word in words for d in range(len(word))})
 
 
 def spell(runs: RunPlan, words: list[str]) -> list[tuple[str, int, int]]:
@@ -39,11 +31,6 @@ def spell(runs: RunPlan, words: list[str]) -> list[tuple[str, int, int]]:
         (text[begin:end], int(parent), int(round_))
         for begin, end, parent, round_ in zip(bounds, bounds[1:], runs.run_parent, runs.run_round, strict=False)
     ]
-
-
-def random_words(rng: random.Random) -> list[str]:
-    alphabet = "abc"[: rng.randint(1, 3)]
-    return ["".join(rng.choices(alphabet, k=rng.randint(1, 11))) for _ in range(rng.randint(1, 12))]
 
 
 def count_by_definition(words: list[str], chunk_size: int) -> tuple[int, int, int]:
@@ -96,7 +83,11 @@ NAMED = {
         EXAMPLE,
         [("abcde", -1, 0), ("abcz", -1, 0), ("abxy", -1, 0)],
     ),
-    "chunks of one token": (1, EXAMPLE, [("ab", -1, 0), ("c", 0, 1), ("xy", 0, 1), ("de", 1, 2), ("z", 1, 2)]),
+    "chunks of one token; xy waits for de, which is as long": (
+        1,
+        EXAMPLE,
+        [("ab", -1, 0), ("c", 0, 1), ("de", 1, 2), ("z", 1, 2), ("xy", 0, 2)],
+    ),
     "branches in one chunk share one cut": (
         4,
         ["abcdefgh", "abcdefy", "abcdex"],
@@ -137,8 +128,26 @@ def test_worked_example_is_the_one_of_the_docstring():
     assert runs.run_offsets.tolist() == [0, 2, 5, 7, 9]
     assert runs.run_parent.tolist() == [-1, 0, 0, 0]
     assert runs.run_round.tolist() == [0, 1, 1, 1]
-    assert (runs.num_rounds, runs.num_replayed) == (2, 1)
+    assert (runs.num_rounds, runs.num_replayed, runs.critical_path) == (2, 1, 3)
     assert all(getattr(runs, name).dtype == np.int64 for name in FIELDS)
+
+
+def count_with_interior_states(words: list[str], chunk_size: int) -> int:
+    """Rounds by the definition: Horton-Strahler numbers over the boundaries of the token trie."""
+    prefixes = prefixes_of(words)
+    leaves = {p for p in prefixes if not any(q != p and q.startswith(p) for q in prefixes)}
+
+    def next_below(boundary: str) -> list[str]:
+        below = [p for p in prefixes if p.startswith(boundary) and 0 < len(p) - len(boundary) <= chunk_size]
+        return [p for p in below if len(p) - len(boundary) == chunk_size or p in leaves]
+
+    def number(place: str) -> int:
+        if place in leaves:
+            return 1
+        first, *others = sorted((number(p) for p in next_below(place)), reverse=True)
+        return max(first, others[0] + 1) if others else first
+
+    return max(number(place) for place in next_below(""))
 
 
 def check_minimal(words: list[str], chunk_size: int) -> None:
@@ -154,10 +163,43 @@ def test_rounds_runs_and_replay_are_the_fewest(seed):
         check_minimal(random_words(rng), rng.randint(2, 4))
 
 
+def test_rounds_runs_and_replay_equal_brute_force():
+    """2,000 small tries, chunks of 2 to 4 tokens, up to 5 rounds."""
+    rng = random.Random(0)
+    seen = Counter()
+    for _ in range(2000):
+        words, chunk_size = small_trie(rng), rng.choice([2, 2, 2, 3, 3, 4])
+        tree = tree_of(words)
+        runs = plan_runs(tree, chunk_size)
+        counts = (runs.num_rounds, runs.run_parent.size, runs.num_replayed)
+        assert counts == fewest(words, chunk_size, interior_states=False), (words, chunk_size)
+        rounds, leaves = rounds_if_interior_states(tree, chunk_size), int((tree.num_children_S == 0).sum())
+        counts = (rounds, leaves, runs.num_replayed)
+        assert counts == fewest(words, chunk_size, interior_states=True), (words, chunk_size)
+        seen[runs.num_rounds, rounds] += 1
+    assert {(1, 1), (2, 2), (3, 2), (3, 3), (4, 2), (4, 3)} <= seen.keys(), "the tries are too simple"
+
+
 def test_rounds_runs_and_replay_are_the_fewest_on_many_trees():
     rng = random.Random(12345)
     for _ in range(5000):
         check_minimal(random_words(rng), rng.randint(1, 6))
+
+
+@given(words_strategy, st.integers(1, 5))
+def test_interior_states_save_rounds(words, chunk_size):
+    tree = tree_of(words)
+    rounds = rounds_if_interior_states(tree, chunk_size)
+    assert rounds == count_with_interior_states(words, chunk_size)
+    leaves = int((tree.num_children_S == 0).sum())
+    assert 1 <= rounds <= min(plan_runs(tree, chunk_size).num_rounds, 1 + int(np.log2(leaves)))
+
+
+def test_a_binary_tree_needs_a_round_a_level_with_interior_states_too():
+    segments = [(-1, 10)] + [((i - 1) // 2, 10) for i in range(1, 31)]  # 5 levels; a boundary in each segment
+    tree = tree_of_segments(segments)
+    assert (plan_runs(tree, 10).num_rounds, rounds_if_interior_states(tree, 10)) == (5, 5)
+    assert (plan_runs(tree, 60).num_rounds, rounds_if_interior_states(tree, 60)) == (1, 1)
 
 
 @given(words_strategy, st.integers(1, 5))
@@ -188,6 +230,7 @@ def test_duplicates_prefixes_and_order_change_nothing(words, chunk_size, replay,
     other = plan_runs(tree_of(more), chunk_size, replay=replay)
     for name in FIELDS:
         assert getattr(one, name).tolist() == getattr(other, name).tolist(), name
+    assert rounds_if_interior_states(tree_of(words), chunk_size) == rounds_if_interior_states(tree_of(more), chunk_size)
 
 
 @given(words_strategy, st.integers(1, 4))
@@ -195,7 +238,7 @@ def test_order_of_children_changes_no_count(words, chunk_size):
     mirrored = [word.translate(str.maketrans("abc", "cba")) for word in words]
     one, other = plan_runs(tree_of(words), chunk_size), plan_runs(tree_of(mirrored), chunk_size)
     assert np.bincount(one.run_round).tolist() == np.bincount(other.run_round).tolist()
-    assert one.num_replayed == other.num_replayed
+    assert (one.num_replayed, one.critical_path) == (other.num_replayed, other.critical_path)
 
 
 def test_without_replay_every_branch_starts_new_chunks():
@@ -220,9 +263,22 @@ def test_chain_of_a_hundred_thousand_segments_is_fast(kind):
     runs = plan_runs(tree, 64)
     assert time.perf_counter() - begin < 10
     assert (runs.num_rounds, runs.num_replayed) == (rounds, replayed)
+    begin = time.perf_counter()
+    assert rounds_if_interior_states(tree, 64) == min(rounds, 2)
+    assert time.perf_counter() - begin < 2
+
+
+def test_a_hundred_thousand_runs_are_planned_in_seconds():
+    tree = tree_of_segments(random_segments(130_000, range(5, 100)))
+    plan_runs(tree_of_segments(random_segments(100, range(5, 100))), 16)  # what is compiled on first use
+    begin = time.perf_counter()
+    runs = plan_runs(tree, 16)
+    assert time.perf_counter() - begin < 10
+    assert runs.run_parent.size > 90_000
 
 
 @pytest.mark.parametrize("chunk_size", [0, -64])
 def test_chunk_size_must_be_positive(chunk_size):
-    with pytest.raises(ValueError, match=f"chunk_size {chunk_size}"):
-        plan_runs(tree_of(EXAMPLE), chunk_size)
+    for function in (plan_runs, rounds_if_interior_states):
+        with pytest.raises(ValueError, match=f"chunk_size {chunk_size}"):
+            function(tree_of(EXAMPLE), chunk_size)

@@ -6,7 +6,7 @@ import peft
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
 
@@ -31,7 +31,7 @@ def test_without_a_layout_nothing_changes(model_type: str):
     module = prepared.restore()
     assert torch.equal(module(ids).logits, expected)
     assert not any(type(m).__module__.startswith("harts") for m in module.modules())
-    assert module.config._attn_implementation == "sdpa"
+    assert module.config._attn_implementation == tiny_model(model_type).config._attn_implementation
     harts.prepare(module)
 
 
@@ -156,23 +156,39 @@ def test_unknown_families_are_refused_by_name():
     config = AutoConfig.for_model(
         "mamba2", hidden_size=16, num_heads=2, head_dim=16, n_groups=1, num_hidden_layers=1, vocab_size=20
     )
-    with pytest.raises(ValueError, match=r"'mamba2' does not run on trees; supported are .*qwen3, "):
+    with pytest.raises(ValueError, match=r"'mamba2' does not run on trees.*; supported are .*qwen3, "):
         harts.prepare(AutoModelForCausalLM.from_config(config))
 
 
 @pytest.mark.parametrize(
-    ("overrides", "message"),
+    ("model_type", "overrides", "message"),
     [
-        ({"attention_dropout": 0.1}, "attention_dropout is 0.1, expected 0"),
+        ("qwen3", {"attention_dropout": 0.1}, "attention_dropout is 0.1, expected 0"),
         (
-            {"use_sliding_window": True, "sliding_window": 4, "layer_types": ["sliding_attention"] * 3},
-            "sliding_attention, which do not run on trees",
+            "qwen3",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}},
+            "of type 'dynamic', whose frequencies depend on the longest trajectory",
         ),
+        ("qwen3", {"layer_types": ["chunked_attention"] * 3}, "chunked_attention, which do not run on trees"),
+        ("gemma3_text", {"attn_logit_softcapping": 50.0}, "attn_logit_softcapping is 50.0, expected None"),
+        ("gemma3_text", {"final_logit_softcapping": 30.0}, "final_logit_softcapping is 30.0, expected None"),
+        ("gemma3_text", {"use_bidirectional_attention": True}, "use_bidirectional_attention is True, expected False"),
     ],
 )
-def test_settings_that_cannot_be_exact_are_refused(overrides: dict[str, object], message: str):
+def test_settings_that_cannot_be_exact_are_refused(model_type: str, overrides: dict[str, object], message: str):
     with pytest.raises(ValueError, match=message):
-        harts.prepare(tiny_model("qwen3", overrides=overrides))
+        harts.prepare(tiny_model(model_type, overrides=overrides))
+
+
+def test_a_multimodal_model_is_asked_for_as_its_text_part():
+    text = {"vocab_size": 64, "hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    text |= {"num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 8}
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    vision |= {"image_size": 28, "patch_size": 14}
+    config = AutoConfig.for_model("gemma3", text_config=text, vision_config=vision, mm_tokens_per_image=4)
+    model = AutoModelForImageTextToText.from_config(config, attn_implementation="sdpa")
+    with pytest.raises(ValueError, match="Got a Gemma3ForConditionalGeneration, expected a Gemma3ForCausalLM"):
+        harts.prepare(model)
 
 
 def test_other_refusals():

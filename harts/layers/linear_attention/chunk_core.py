@@ -1,10 +1,13 @@
 """The gated delta rule in chunks, in plain PyTorch, on sequences or along a tree.
 
+The decay is one number a head (Gated DeltaNet) or one a key channel (Kimi Delta Attention).
+
 Work inside chunks is batched over all chunks of the tree at once. Only the state recurrence is sequential, and it
 advances all paths together: chunk `n` of every path in one step, however many rounds a final-state kernel would need.
 
 The chunk form is that of Gated DeltaNet (arXiv 2412.06464, section 3.3), in the order of operations of transformers'
-`torch_chunk_gated_delta_rule`, so that each chunk does the arithmetic it does when its trajectory runs alone.
+`torch_chunk_gated_delta_rule`, so that each chunk does the arithmetic it does when its trajectory runs alone. That of
+Kimi Delta Attention (arXiv 2510.26692, section 3) differs in the products of `channel_decay.py` alone.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from harts.layers.linear_attention.channel_decay import decayed_products
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.levels import chunk_rows, owned_rows, states_along_levels
 from harts.layout.chunk_index import ChunkIndex, chunk_index
@@ -72,23 +76,21 @@ def _sequences(cu_seqlens: Tensor, chunk_size: int) -> RunPlan:
 def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Tensor) -> tuple[Tensor, Tensor]:
     """Outputs [rows, H, V] and the state after each chunk [G, H, K, V]; `initial_state` is [chunks of level 0, ...]."""
     chunked = inputs.map(lambda x: chunk_rows(x, chunks))  # a zero row leaves the state as it is
-    query, key, decay = chunked.query, chunked.key, chunked.decay.cumsum(-1)
-    length = decay.shape[-1]
-    above_diagonal = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
-    pairwise = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(above_diagonal, float("-inf")).exp()
+    query, key = chunked.query, chunked.key
+    key_beta, value_beta = (x * chunked.beta.unsqueeze(-1) for x in (key, chunked.value))
+    decay = chunked.decay.cumsum(2)
+    system, attention = _decayed_products(key_beta, query, key=key, decay=decay)
+    if decay.dim() < key.dim():
+        decay = decay.unsqueeze(-1)
 
     # Inside a chunk the delta rule is a unit lower triangular system: solved once for the values written and once
     # for what the state before the chunk already holds of them.
-    key_beta = key * chunked.beta.unsqueeze(-1)
-    system = (key_beta @ key.transpose(-1, -2)) * pairwise
-    attention = (query @ key.transpose(-1, -2)) * pairwise
-    value_beta = chunked.value * chunked.beta.unsqueeze(-1)
     written = torch.linalg.solve_triangular(system, value_beta, upper=False, unitriangular=True)
-    known = torch.linalg.solve_triangular(system, key_beta * decay.exp().unsqueeze(-1), upper=False, unitriangular=True)
+    known = torch.linalg.solve_triangular(system, key_beta * decay.exp(), upper=False, unitriangular=True)
 
-    query = query * decay.exp().unsqueeze(-1)
-    key = key * (decay[..., -1:] - decay).exp().unsqueeze(-1)
-    chunk_decay = decay[..., -1].exp()[..., None, None]
+    query = query * decay.exp()
+    key = key * (decay[..., -1:, :] - decay).exp()
+    chunk_decay = decay[..., -1, :].exp().unsqueeze(-1)
     updates = []
 
     def advance(level: slice, state: Tensor) -> Tensor:
@@ -98,3 +100,13 @@ def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Ten
 
     before, after = states_along_levels(chunks, initial_state, advance)
     return owned_rows(query @ before + attention @ torch.cat(updates), chunks), after
+
+
+def _decayed_products(*left: Tensor, key: Tensor, decay: Tensor) -> tuple[Tensor, ...]:
+    """Each `left` times the keys under the decay between them, [G, H, C, C]; zero above the diagonal."""
+    if decay.dim() == key.dim():
+        return decayed_products(torch.stack(left, dim=2), key, decay).unbind(2)
+    length = decay.shape[-1]
+    above_diagonal = torch.ones(length, length, dtype=torch.bool, device=key.device).triu(1)
+    pairwise = (decay.unsqueeze(-1) - decay.unsqueeze(-2)).masked_fill(above_diagonal, float("-inf")).exp()
+    return tuple((x @ key.transpose(-1, -2)) * pairwise for x in left)

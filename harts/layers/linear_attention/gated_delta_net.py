@@ -32,7 +32,13 @@ class GatedDeltaNetLayer(Protocol):
 
 
 def tree_gated_delta_net(
-    layer: GatedDeltaNetLayer, mixed_TD: Tensor, a_TH: Tensor, b_TH: Tensor, layout: PackedLayout
+    layer: GatedDeltaNetLayer,
+    mixed_TD: Tensor,
+    a_TH: Tensor,
+    b_TH: Tensor,
+    layout: PackedLayout,
+    *,
+    max_beta: float = 1.0,
 ) -> Tensor:
     """Short convolution, gates and the delta rule along every path.
 
@@ -42,6 +48,7 @@ def tree_gated_delta_net(
         a_TH: [T, H] projected decay.
         b_TH: [T, H] projected step size.
         layout: Of the T tokens.
+        max_beta: Upper end of the step size: 2 lets transitions have negative eigenvalues (arXiv 2411.12537).
 
     Returns:
         [T, H, V] in the dtype of `mixed_TD`, before the gated norm and the output projection.
@@ -61,7 +68,7 @@ def tree_gated_delta_net(
         key=key_THK,
         value=value.unflatten(-1, (-1, layer.head_v_dim)).to(compute),
         decay=-layer.A_log.to(compute).exp() * F.softplus(a_TH.to(compute) + layer.dt_bias.to(compute)),
-        beta=b_TH.sigmoid().to(compute),
+        beta=(max_beta * b_TH.sigmoid()).to(compute),
     )
     return tree_gated_delta_rule(inputs, layout.chunks).to(mixed_TD.dtype)
 

@@ -22,7 +22,7 @@ class GatedDeltaInputs:
     value: Tensor
     """[rows, H, V]."""
     decay: Tensor
-    """[rows, H]. Log of the state's decay at the token, <= 0."""
+    """[rows, H], or [rows, H, K] for one a key channel. Log of the state's decay at the token, <= 0."""
     beta: Tensor
     """[rows, H]. Step of the delta rule, in [0, 1] (to 2 with negative eigenvalues)."""
 

@@ -9,9 +9,10 @@ from harts.layers.linear_attention.inputs import GatedDeltaInputs
 
 
 def gated_delta_rule_reference(inputs: GatedDeltaInputs, parent_T: Tensor) -> Tensor:
-    """Gated DeltaNet (arXiv 2412.06464, section 3.1) on a tree.
+    """Gated DeltaNet (arXiv 2412.06464, section 3.1) or Kimi Delta Attention (arXiv 2510.26692) on a tree.
 
-    `S = exp(g) S_parent; S += beta k (v - S^T k)^T; out = S^T q`, with `S = 0` above a root.
+    `S = exp(g) S_parent; S += beta k (v - S^T k)^T; out = S^T q`, with `S = 0` above a root; `exp(g)` is a number a
+    head, or the diagonal of a K x K matrix.
 
     Args:
         inputs: As given to `chunk_gated_delta_rule`.
@@ -24,7 +25,8 @@ def gated_delta_rule_reference(inputs: GatedDeltaInputs, parent_T: Tensor) -> Te
     for token, parent in enumerate(parent_T.tolist()):
         query_HK, key_HK, value_HV = inputs.query[token], inputs.key[token], inputs.value[token]
         state_HKV = states[parent] if parent >= 0 else key_HK.new_zeros(*key_HK.shape, value_HV.shape[-1])
-        state_HKV = state_HKV * inputs.decay[token].exp()[:, None, None]
+        decay_HK = inputs.decay[token].exp().reshape(key_HK.shape[0], -1)  # [H, 1] if a head's channels share it
+        state_HKV = state_HKV * decay_HK[:, :, None]
         error_HV = (value_HV - torch.einsum("hkv,hk->hv", state_HKV, key_HK)) * inputs.beta[token][:, None]
         state_HKV = state_HKV + key_HK[:, :, None] * error_HV[:, None, :]
         states.append(state_HKV)

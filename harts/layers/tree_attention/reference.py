@@ -7,7 +7,14 @@ from torch import Tensor
 
 
 def tree_attention_reference(
-    query_HTK: Tensor, key_HTK: Tensor, value_HTV: Tensor, parent_T: Tensor, scale: float
+    query_HTK: Tensor,
+    key_HTK: Tensor,
+    value_HTV: Tensor,
+    *,
+    parent_T: Tensor,
+    scale: float,
+    window: int | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Attention of every token over its ancestors and itself.
 
@@ -15,6 +22,8 @@ def tree_attention_reference(
         query_HTK, key_HTK, value_HTV: [heads, T, width]; as many key heads as query heads.
         parent_T: [T] int64, -1 at a root.
         scale: Multiplies the scores.
+        window: Tokens of the path that each token sees, itself included; None for all.
+        sink_H: [heads]. A score beside those of the keys whose value is zero; None for no sink.
 
     Returns:
         [heads, T, V].
@@ -22,9 +31,12 @@ def tree_attention_reference(
     num_tokens = parent_T.numel()
     visible_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for token in range(num_tokens):
-        ancestor = token
-        while ancestor >= 0:
+        ancestor, distance = token, 0
+        while ancestor >= 0 and (window is None or distance < window):
             visible_TT[token, ancestor] = True
-            ancestor = int(parent_T[ancestor])
+            ancestor, distance = int(parent_T[ancestor]), distance + 1
     scores_HTT = (query_HTK @ key_HTK.transpose(-1, -2) * scale).masked_fill(~visible_TT, float("-inf"))
-    return scores_HTT.softmax(-1) @ value_HTV
+    if sink_H is None:
+        return scores_HTT.softmax(-1) @ value_HTV
+    sinks = sink_H[:, None, None].expand(-1, num_tokens, 1)
+    return torch.cat([scores_HTT, sinks], dim=-1).softmax(-1)[..., :-1] @ value_HTV

@@ -1,0 +1,174 @@
+"""From comparisons to a report: headline figures, and figures by kind of layer."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import torch
+
+from harts.check.differences import Differences
+from harts.check.recording import Recording
+from harts.check.verdict import Compared, Verdict, judge, leaks, noise_of
+from harts.data import TrajectoryBatch
+from harts.tree import build_prefix_tree
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LayerKind:
+    """One kind of layer, the largest figure over its layers each."""
+
+    name: str
+    """Class in transformers."""
+    count: int
+    """Layers of it."""
+    output: float
+    """Tree against flat: relative difference of a token's output, see `differences.relative_rows`."""
+    output_noise: float
+    """Flat against itself, run again and in padded batches."""
+    gradient: float
+    """Tree against flat: relative difference of a parameter's gradient."""
+    gradient_noise: float
+    """Flat against itself."""
+    leak: float
+    """Relative change of a token's output when tokens of branches change that it does not follow."""
+    leaks: bool
+    """Whether that is more than rounding."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CheckReport:
+    """What a check found."""
+
+    verdict: Verdict
+    """"exact" (float64 within 1e-10, or equal bit for bit), "within-noise", or "differs"."""
+    dtype: str
+    """Of the model."""
+    tree: Differences
+    """Tree against flat."""
+    rerun: Differences
+    """Flat against flat, run again."""
+    repack: Differences
+    """Flat in padded batches, in another order, against flat alone."""
+    rounded: Differences | None
+    """Flat with every weight moved by up to half a unit in its last place, against flat: what one more rounding does,
+    as another order of summation would. None in 16 bits, where a weight's last place is far more than that."""
+    tree_truth: Differences | None
+    """Tree against the float64 model; None if that was not run."""
+    flat_truth: Differences | None
+    """Flat against the float64 model."""
+    layer_kinds: tuple[LayerKind, ...]
+    """Per kind of layer; token-wise parameters last, as "token-wise"."""
+    leak: bool
+    """Whether any branch felt another."""
+    rounds: int
+    """Rounds of linear attention for kernels that return final states only (model F); 0 without."""
+    rounds_e: int
+    """Rounds if kernels also returned the states inside runs (model E)."""
+    replayed_tokens: int
+    """Tokens whose linear-attention state update was repeated."""
+    tokens_flat: int
+    """Tokens of all trajectories."""
+    tokens_distinct: int
+    """Of the tree."""
+
+    @property
+    def passed(self) -> bool:
+        """Whether trees may be used in place of trajectories."""
+        return self.verdict != "differs"
+
+    def to_dict(self) -> dict[str, Any]:
+        """Numbers and strings for JSON: the headline first, then each comparison, kind of layer and parameter."""
+        pairs = {
+            name: getattr(self, name) for name in ("tree", "rerun", "repack", "rounded", "tree_truth", "flat_truth")
+        }
+        known = {name: pair for name, pair in pairs.items() if pair is not None}
+        return {
+            "verdict": self.verdict,
+            "max_logprob_diff": self.tree.max_logprob,
+            "max_grad_rel_diff": self.tree.max_gradient,
+            "logit_cosine": self.tree.logit_cosine,
+            "rounds": self.rounds,
+            "rounds_e": self.rounds_e,
+            "replayed_tokens": self.replayed_tokens,
+            "leak": self.leak,
+            "dtype": self.dtype,
+            "tokens_flat": self.tokens_flat,
+            "tokens_distinct": self.tokens_distinct,
+            **{name: pair.headline() for name, pair in known.items()},
+            "layer_kinds": [asdict(kind) for kind in self.layer_kinds],
+            "gradients": {p: {n: pair.gradients[p] for n, pair in known.items()} for p in self.tree.gradients},
+        }
+
+
+def build_report(
+    compared: Compared, tree: Recording, batch: TrajectoryBatch, kinds: dict[str, str], moved: dict[str, float]
+) -> CheckReport:
+    """Sort figures by kind of layer and judge.
+
+    Args:
+        compared: All comparisons.
+        tree: The tree's recording.
+        batch: The trajectories.
+        kinds: Module name -> kind, of the layers that mix tokens.
+        moved: Layer -> how much it moved in the leak test.
+    """
+    noise = {name: max(d.layers[name] for d in compared.noise.values()) for name in compared.tree.layers}
+    layer_kinds = tuple(_layer_kind(kind, compared, kinds, noise, moved) for kind in sorted(set(kinds.values())))
+    layer_kinds += (_token_wise(compared, kinds),)
+    leak = any(kind.leaks for kind in layer_kinds)
+    dtype = tree.hidden_FD.dtype
+    verdict = "differs" if leak else judge(compared, is_float64=dtype is torch.float64)
+    return CheckReport(
+        verdict=verdict,
+        dtype=str(dtype).removeprefix("torch."),
+        tree=compared.tree,
+        rerun=compared.noise["flat again"],
+        repack=compared.noise["flat, padded"],
+        rounded=compared.noise.get("flat, rounded"),
+        tree_truth=compared.tree_truth,
+        flat_truth=compared.flat_truth,
+        layer_kinds=layer_kinds,
+        leak=leak,
+        rounds=tree.num_rounds,
+        rounds_e=tree.num_rounds_e,
+        replayed_tokens=tree.num_replayed,
+        tokens_flat=batch.token_ids_F.size,
+        tokens_distinct=build_prefix_tree(batch).num_tokens,
+    )
+
+
+def _layer_kind(
+    kind: str, compared: Compared, kinds: dict[str, str], noise: dict[str, float], moved: dict[str, float]
+) -> LayerKind:
+    names = [name for name in compared.tree.layers if kinds[name.partition("#")[0]] == kind]
+    parameters = [p for p in compared.tree.gradients if _owner(p, kinds) == kind]
+    return LayerKind(
+        name=kind,
+        count=len(names),
+        output=max(compared.tree.layers[name] for name in names),
+        output_noise=max(noise[name] for name in names),
+        gradient=max((compared.tree.gradients[p] for p in parameters), default=0.0),
+        gradient_noise=max((noise_of(compared, p) for p in parameters), default=0.0),
+        leak=max(moved[name] for name in names),
+        leaks=any(leaks(moved[name], noise[name], compared.eps) for name in names),
+    )
+
+
+def _token_wise(compared: Compared, kinds: dict[str, str]) -> LayerKind:
+    parameters = [p for p in compared.tree.gradients if _owner(p, kinds) is None]
+    return LayerKind(
+        name="token-wise",
+        count=0,
+        output=0.0,
+        output_noise=0.0,
+        gradient=max((compared.tree.gradients[p] for p in parameters), default=0.0),
+        gradient_noise=max((noise_of(compared, p) for p in parameters), default=0.0),
+        leak=0.0,
+        leaks=False,
+    )
+
+
+def _owner(parameter: str, kinds: dict[str, str]) -> str | None:
+    """The kind of mixing layer that a parameter belongs to."""
+    return next((kind for name, kind in kinds.items() if parameter.startswith(f"{name}.")), None)

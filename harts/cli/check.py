@@ -1,0 +1,161 @@
+"""`harts check`: is a tree step on this model and these rollouts what training each trajectory alone would be?"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Literal
+
+import torch
+import typer
+from rich.box import SIMPLE
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from transformers import PreTrainedModel
+
+from harts.check import CheckReport, check_model
+from harts.check.differences import Differences
+from harts.check.run import STEPS
+from harts.check.synthetic import synthetic_rollouts
+from harts.cli.model_names import HELP, load_model
+from harts.data import Trajectory
+from harts.data.readers import read_trajectories
+from harts.models.registry import find_family
+
+EPILOG = """
+\b
+Examples:
+  harts check --model tiny:qwen3_5 --data synthetic --dtype float64   a small random model, exactly
+  harts check --model Qwen/Qwen3.5-4B --data rollouts.jsonl \\
+      --device cuda --dtype bfloat16 --json                           your model, your rollouts
+
+Every comparison stands beside what flat training differs from itself by, when it is run again, when trajectories are
+padded into batches and when weights are moved by a rounding (not in 16 bits), and beside both errors against a
+float64 copy of the model where that fits into memory.
+The leak test changes tokens in some branches and looks at every layer's outputs outside of them.
+Exit code: 0 if the verdict is "exact" or "within-noise", 1 if it is "differs", 2 for an error.
+"""
+DtypeName = Literal["float64", "float32", "bfloat16"]
+
+ModelName = Annotated[str, typer.Option("--model", metavar="MODEL", help=HELP)]
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="PATH", help="Trajectories with token ids (.jsonl, .jsonl.gz), or `synthetic`."),
+]
+Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Of the model's weights and of the computation.")]
+Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
+MaxTokens = Annotated[
+    int, typer.Option("--max-tokens", min=16, help="Most tokens of all trajectories; the first that fit are taken.")
+]
+Truth = Annotated[
+    bool | None,
+    typer.Option("--truth/--no-truth", help="Compare with a float64 copy, too. Without either: where it fits."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
+
+
+def check(
+    model: ModelName,
+    data: Data = "synthetic",
+    dtype: Dtype = "float32",
+    device: Device = "cpu",
+    max_tokens: MaxTokens = 8192,
+    truth: Truth = None,
+    as_json: Json = False,
+) -> None:
+    """Compare tree and flat training on a model and rollouts.
+
+    Runs one step both ways and compares log-probs, logits, the gradient of every parameter and the outputs of every
+    layer that mixes tokens.
+    """
+    try:
+        report = _run(load_model(model, dtype=getattr(torch, dtype), device=device), data, max_tokens, truth)
+    except ValueError as error:
+        typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    if as_json:
+        typer.echo(json.dumps(report.to_dict()))
+    else:
+        _show(report, model, Console())
+    raise typer.Exit(0 if report.passed else 1)
+
+
+def _run(model: PreTrainedModel, data: str, max_tokens: int, truth: bool | None) -> CheckReport:
+    trajectories = _rollouts(model, data, max_tokens)
+    bar = Progress(
+        TextColumn("{task.description:15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bar:
+        task = bar.add_task("", total=len(STEPS))
+
+        def progress(step: str) -> None:
+            bar.update(task, description=step, completed=STEPS.index(step))
+
+        return check_model(model, trajectories, truth=truth, progress=progress)
+
+
+def _rollouts(model: PreTrainedModel, data: str, max_tokens: int) -> list[Trajectory]:
+    if data == "synthetic":
+        family = find_family(model.config)
+        unit = family.layout_needs(model.config).chunk_size or 64
+        return synthetic_rollouts(model.config.vocab_size, unit=unit)
+    taken = list(_first(Path(data), max_tokens))
+    if not taken:
+        raise ValueError(f"{data}: the first trajectory has more than {max_tokens} tokens. Raise --max-tokens.")
+    return taken
+
+
+def _first(path: Path, max_tokens: int) -> Iterator[Trajectory]:
+    tokens = 0
+    for trajectory in read_trajectories(path):
+        tokens += len(trajectory)
+        if tokens > max_tokens:
+            return
+        yield trajectory
+
+
+def _show(report: CheckReport, model: str, console: Console) -> None:
+    console.print(
+        f"{model}, {report.dtype}: {report.tokens_flat:,} tokens, {report.tokens_distinct:,} distinct; "
+        f"{report.rounds} rounds of linear attention ({report.rounds_e} if kernels returned inner states), "
+        f"{report.replayed_tokens:,} tokens replayed"
+    )
+    table = Table(title="Whole model", box=SIMPLE)
+    columns = ("", "max log-prob", "mean", "1 - cosine", "sym. KL", "gradient")
+    for column in columns:
+        table.add_column(column, justify="right" if column else "left")
+    rows: dict[str, Differences | None] = {
+        "tree - flat": report.tree,
+        "flat, run again": report.rerun,
+        "flat, padded": report.repack,
+        "flat, rounded": report.rounded,
+        "tree - float64": report.tree_truth,
+        "flat - float64": report.flat_truth,
+    }
+    for name, pair in rows.items():
+        if pair is not None:
+            distance = 1 - pair.logit_cosine
+            figures = (pair.max_logprob, pair.mean_logprob, distance, pair.symmetric_kl, pair.max_gradient)
+            table.add_row(name, *(f"{figure:.1e}" for figure in figures))
+    console.print(table)
+    layers = Table(title="By kind of layer: tree against flat (flat against itself)", box=SIMPLE)
+    layers.add_column("layer", no_wrap=True)
+    for column in ("outputs", "gradients", "leak"):
+        layers.add_column(column, justify="right")
+    for kind in report.layer_kinds:
+        mixes = kind.count > 0
+        layers.add_row(
+            f"{kind.name} x {kind.count}" if mixes else kind.name,
+            f"{kind.output:.1e} ({kind.output_noise:.1e})" if mixes else "",
+            f"{kind.gradient:.1e} ({kind.gradient_noise:.1e})",
+            f"{'LEAKS ' if kind.leaks else ''}{kind.leak:.1e}" if mixes else "",
+        )
+    console.print(layers)
+    console.print(f"verdict: {report.verdict}{', a branch feels its siblings' if report.leak else ''}")

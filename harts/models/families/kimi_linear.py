@@ -1,0 +1,69 @@
+"""Kimi Linear: Kimi Delta Attention, multi-head latent attention without positions, and mixtures of experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+from transformers.models.kimi_linear import modeling_kimi_linear as hf
+
+from harts.layers.linear_attention.kimi_delta import tree_kimi_delta_attention
+from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.family import (
+    TINY,
+    TINY_KIMI_DELTA,
+    TINY_LATENT_ATTENTION,
+    TINY_ROUTED_EXPERTS,
+    Family,
+    kimi_delta_mixers,
+)
+
+
+class TreeKimiLinearDeltaAttention(hf.KimiLinearDeltaAttention):
+    """The layer on a layout; without one, transformers' own."""
+
+    def forward(
+        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
+    ) -> Tensor:
+        """[1, T, D] to [1, T, D]."""
+        if harts_layout is None:
+            return super().forward(hidden_states, *args, **options)
+        hidden_TD = hidden_states[0]
+        output_THV = tree_kimi_delta_attention(self, hidden_TD, harts_layout)
+        gate_THV = self.g_b_proj(self.g_a_proj(hidden_TD)).view_as(output_THV)
+        return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
+
+
+FAMILY = Family(
+    causal_lm=hf.KimiLinearForCausalLM,
+    layer_kinds=("Kimi Delta Attention", "MLA (NoPE)", "MoE"),
+    layer_types=frozenset({"full_attention", "linear_attention"}),
+    tree_classes={hf.KimiLinearDeltaAttention: TreeKimiLinearDeltaAttention},
+    attention_classes=frozenset({hf.KimiLinearAttention}),
+    token_wise_classes=frozenset(
+        {
+            hf.KimiLinearModel,
+            hf.KimiLinearDecoderLayer,
+            hf.KimiLinearForgetGate,
+            hf.KimiLinearMLP,
+            hf.KimiLinearMoE,
+            hf.KimiLinearTopkRouter,
+            hf.KimiLinearExperts,
+            hf.KimiLinearRMSNorm,
+            hf.KimiLinearRMSNormGated,
+        }
+    ),
+    layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
+    mixers=kimi_delta_mixers,
+    tiny={
+        **TINY,
+        **TINY_LATENT_ATTENTION,
+        **TINY_ROUTED_EXPERTS,
+        **TINY_KIMI_DELTA,
+        "linear_num_heads": 3,
+        "linear_head_dim": 8,
+    },
+    active_experts=lambda config: config.num_experts_per_tok / config.num_local_experts,
+    # The activation after the short convolution is the MLP's.
+    required={"attention_dropout": 0.0, "hidden_act": "silu"},
+)

@@ -1,0 +1,96 @@
+"""The check passes what is exact, and fails what leaks or differs."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from harts.check import check_model
+from harts.check.run import STEPS
+from harts.check.synthetic import synthetic_rollouts
+from harts.layers.linear_attention import gated_delta_net
+from harts.models import attention
+from harts.models.tiny import tiny_model
+
+ROLLOUTS = synthetic_rollouts(97)
+
+
+@pytest.mark.parametrize("model_type", ["qwen3", "qwen3_5_text", "qwen3_next"])
+@pytest.mark.parametrize(("dtype", "verdict"), [(torch.float64, "exact"), (torch.float32, "within-noise")])
+def test_supported_models_pass(model_type: str, dtype: torch.dtype, verdict: str):
+    model = tiny_model(model_type, dtype=dtype)
+    done: list[str] = []
+    report = check_model(model, ROLLOUTS, progress=done.append)
+    assert (report.verdict, report.leak, report.passed) == (verdict, False, True)
+    assert (report.tree_truth is None) == (dtype is torch.float64)
+    assert tuple(done) == STEPS[: len(done)]
+    assert report.tokens_distinct < report.tokens_flat == sum(map(len, ROLLOUTS))
+    assert (report.rounds >= report.rounds_e > 0) == (report.replayed_tokens > 0) == (model_type != "qwen3")
+    assert {p.grad for p in model.parameters()} == {None}
+    assert not any(type(m).__module__.startswith("harts") for m in model.modules())
+
+
+def test_bfloat16_stands_beside_flats_own_error():
+    report = check_model(tiny_model("qwen3_5_text", dtype=torch.bfloat16), ROLLOUTS)
+    assert report.verdict == "within-noise"
+    assert report.tree_truth is not None and report.flat_truth is not None
+    assert 0 < report.tree_truth.mean_logprob <= 1.05 * report.flat_truth.mean_logprob
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_convolution_that_reads_packed_neighbours_leaks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
+    def neighbours(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, ancestors_JT: Tensor) -> Tensor:
+        taps = weight_DJ.shape[1]
+        return torch.nn.functional.conv1d(
+            x_TD.T[None], weight_DJ[:, None], bias_D, padding=taps - 1, groups=x_TD.shape[1]
+        )[0, :, : x_TD.shape[0]].T
+
+    monkeypatch.setattr(gated_delta_net, "tree_short_conv", neighbours)
+    report = check_model(tiny_model("qwen3_5_text", dtype=dtype), ROLLOUTS, truth=False)
+    assert (report.verdict, report.leak, report.passed) == ("differs", True, False)
+    leaking = {kind.name for kind in report.layer_kinds if kind.leaks}
+    assert "Qwen3_5GatedDeltaNet" in leaking
+
+
+def test_attention_that_is_slightly_off_differs_without_a_leak(monkeypatch: pytest.MonkeyPatch):
+    exact = attention.tree_attention
+    monkeypatch.setattr(attention, "tree_attention", lambda q, k, v, **options: exact(q * (1 + 1e-4), k, v, **options))
+    report = check_model(tiny_model("qwen3"), ROLLOUTS)
+    assert (report.verdict, report.leak) == ("differs", False)
+    worst = max(report.layer_kinds, key=lambda kind: kind.output)
+    assert worst.name == "Qwen3Attention"
+    assert worst.output > 10 * worst.output_noise
+
+
+def test_a_wrong_gradient_alone_differs(monkeypatch: pytest.MonkeyPatch):
+    exact = attention.tree_attention
+
+    def forgets_half(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+        return exact(q, k, (v + v.detach()) / 2, **options)
+
+    monkeypatch.setattr(attention, "tree_attention", forgets_half)
+    report = check_model(tiny_model("qwen3"), ROLLOUTS)
+    assert report.verdict == "differs"
+    assert report.tree.max_gradient > 0.1 > report.tree.max_logprob
+
+
+def test_a_report_is_json_with_the_headline_first():
+    fields = check_model(tiny_model("qwen3"), ROLLOUTS, truth=False).to_dict()
+    assert list(fields)[:8] == [
+        "verdict",
+        "max_logprob_diff",
+        "max_grad_rel_diff",
+        "logit_cosine",
+        "rounds",
+        "rounds_e",
+        "replayed_tokens",
+        "leak",
+    ]
+    assert "tree_truth" not in fields
+    assert fields["gradients"].keys() == dict(tiny_model("qwen3").named_parameters()).keys()
+
+
+def test_what_does_not_fit_the_model_is_named():
+    with pytest.raises(ValueError, match="vocabulary"):
+        check_model(tiny_model("qwen3"), synthetic_rollouts(1000))
