@@ -31,11 +31,13 @@ FAMILIES = {
     "bamba": "bamba",
     "falcon_h1": "falcon_h1",
     "granitemoehybrid": "granitemoehybrid",
+    "jamba": "jamba",
     "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
+    "zamba2": "zamba2",
 }
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
