@@ -18,6 +18,7 @@ from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.recorder import RouterRecorder
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.arrival import layout_must_arrive
 from harts.models.attention import DenseAttention
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
@@ -54,6 +55,8 @@ class TreeModel:
     """Its routers, with the hooks on them; none without mixtures of experts."""
     router: RouterLosses | None
     """Losses of its routers; None records nothing."""
+    unreached: list[nn.Module]
+    """Layers that mix tokens and that no layout has reached yet; emptied by the first pass over a tree."""
 
     @property
     def runs_on_trees(self) -> bool:
@@ -105,14 +108,16 @@ class TreeModel:
         # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
         # positions; nothing reads it.
         prepared_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        output = decoder(
-            layout.token_ids_T[None],
-            position_ids=layout.position_T[None],
-            attention_mask=prepared_mask,
-            use_cache=False,
-            harts_layout=layout,
-            **options,
-        )
+        with layout_must_arrive(self.unreached):
+            output = decoder(
+                layout.token_ids_T[None],
+                position_ids=layout.position_T[None],
+                attention_mask=prepared_mask,
+                use_cache=False,
+                harts_layout=layout,
+                **options,
+            )
+        self.unreached.clear()
         return output.last_hidden_state[0]
 
     def restore(self) -> PreTrainedModel:
@@ -161,6 +166,7 @@ def prepare(
         )
     replaced = _replace_classes(causal_lm, family, has_routers=bool(routing.sites))
     causal_lm.set_attn_implementation(family.attention.tree_name)
+    mixing = {*family.tree_classes.values(), *family.attention_classes}
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
     return TreeModel(
         module=causal_lm,
@@ -171,6 +177,7 @@ def prepare(
         replaced=replaced,
         routing=routing,
         router=router,
+        unreached=[m for m in causal_lm.modules() if type(m) in mixing],
     )
 
 
@@ -185,6 +192,7 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
         replaced=(),
         routing=attach(model, {}),
         router=None,
+        unreached=[],
     )
     # Some models scale or cap their logits after the head, and a step would not know.
     hidden: list[Tensor] = []
