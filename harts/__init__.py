@@ -18,7 +18,8 @@ from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.statistics import RouterStatistics
 from harts.models import TreeModel, prepare, update_expert_bias
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
-from harts.step import Execution, StepResult, compute_logprobs, count_load, train_step
+from harts.step import Execution, StepResult, compute_logprobs, count_load, record_routes, train_step
+from harts.tree import route_conflicts
 
 __version__ = "0.1.0"
 
@@ -42,6 +43,8 @@ __all__ = [
     "gspo",
     "ppo",
     "prepare",
+    "record_routes",
+    "route_conflicts",
     "train_step",
     "update_expert_bias",
 ]

@@ -19,11 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import Trajectory, TrajectoryBatch
+from harts.data.ragged import ranges
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.recorder import RouterRecorder
 from harts.layers.moe.statistics import RouterStatistics
 from harts.layout.flat import FlatLayout, flat_layout
-from harts.layout.packed import PackedLayout, pack
+from harts.layout.packed import PackedLayout, flat_to_packed, pack
 from harts.logprobs import linear_logprobs, restore
 from harts.models import TreeModel
 from harts.objective import check_streams, loss_weights
@@ -184,6 +185,49 @@ def count_load(
 
 
 @torch.no_grad()
+def record_routes(
+    model: TreeModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    execution: Execution = "tree",
+    max_tokens_per_microbatch: int = 16384,
+) -> list[NDArray[np.int32]]:
+    """The experts that the model's routers send every token to, to be replayed later as `Trajectory.routes`.
+
+    Args:
+        model: From `harts.prepare`.
+        trajectories: As for `train_step`. Routes that they have are followed; give `replace(t, routes=None)` for the
+            model's own.
+        execution: As for `train_step`.
+        max_tokens_per_microbatch: As for `train_step`.
+
+    Returns:
+        [L, M, A] int32 of every trajectory, in the order given.
+
+    Raises:
+        ValueError: If the model has no routers, or as for `train_step`.
+
+    Example:
+        >>> routes = harts.record_routes(model, trajectories)  # doctest: +SKIP
+        >>> kept = [replace(t, routes=r) for t, r in zip(trajectories, routes)]  # doctest: +SKIP
+    """
+    if not model.routing.sites:
+        raise ValueError("The model has no routers whose choices could be recorded.")
+    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, None)
+    shape = (step.batch.token_ids_F.size, len(model.routing.sites), model.routing.sites[0].num_active)
+    routes_FMA = np.empty(shape, dtype=np.int32)
+    for members, layout in step.layouts(model):
+        recorder = model.routing.recorder(layout, step.batch, RouterLosses(), keep_choices=True)
+        assert recorder is not None
+        model.hidden_states(layout, recorder)
+        is_flat = isinstance(layout, FlatLayout)
+        row_F = layout.token_rows() if is_flat else flat_to_packed(step.tree.restrict(members))
+        place_F = ranges(step.batch.offsets[members], step.batch.length_N[members])
+        routes_FMA[place_F] = recorder.choices()[row_F]
+    return np.split(routes_FMA, step.batch.offsets[1:-1])
+
+
+@torch.no_grad()
 def _count_load(model: TreeModel, step: _Step) -> RouterStatistics:
     assert model.router is not None
     counting, routed = RouterLosses(count_weights=model.router.count_weights), []
@@ -306,6 +350,7 @@ class _Step:
             raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
         batch = TrajectoryBatch.of(trajectories)
         batch.check_vocabulary(model.vocab_size)
+        model.routing.check_routes(batch)
         tree = build_prefix_tree(batch)
         if plan is None:
             plan = make_plan(

@@ -285,3 +285,27 @@ def test_what_cannot_be_honoured_is_refused_by_name():
     model.module.model.layers[0].mlp.forward = lambda hidden_states: hidden_states
     with pytest.raises(ValueError, match=r"The routers model\.layers\.0\.mlp\.gate were not called"):
         harts.train_step(model, trajectories, OBJECTIVE)
+
+
+@pytest.mark.parametrize(
+    ("model_type", "setting"), [("minimax", "router_jitter_noise"), ("qwen3_next", "capacity_factor")]
+)
+def test_routing_by_chance_or_capacity_is_refused_by_name(model_type: str, setting: str):
+    with pytest.raises(ValueError, match=rf"{model_type} has {setting} = 1\.25: .* drops no token\. Set config"):
+        harts.prepare(tiny_moe(model_type, **{setting: 1.25}))
+
+
+@pytest.mark.parametrize("implementation", ["eager", "grouped_mm", "batched_mm"])
+def test_two_steps_are_bit_equal_with_every_experts_implementation(implementation: str):
+    module = tiny_moe("qwen3_next", dtype=torch.float32)
+    module.set_experts_implementation(implementation)
+    model = harts.prepare(module, router=losses_of("sequence"))
+    trajectories, runs = trajectories_of(SMALL), []
+    for _ in range(2):
+        module.zero_grad()
+        result = harts.train_step(model, trajectories, OBJECTIVE)
+        runs.append((result, gradients(module)))
+    flat = harts.train_step(model, trajectories, OBJECTIVE, execution="flat")
+    assert np.array_equal(runs[0][0].logprobs_P, runs[1][0].logprobs_P)
+    assert all(torch.equal(g, runs[1][1][name]) for name, g in runs[0][1].items())
+    np.testing.assert_allclose(flat.logprobs_P, runs[0][0].logprobs_P, rtol=1e-4, atol=1e-5)

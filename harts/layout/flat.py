@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import TrajectoryBatch
+from harts.data.ragged import ranges
 from harts.layout.edges import LossEdges, loss_edges
 from harts.layout.paths import TokenPaths, doubling_jumps
 
@@ -30,8 +31,14 @@ class FlatLayout:
     """One edge a trained token."""
     num_tokens: int
     """Tokens of all trajectories, padding not counted."""
+    routes_TMA: Tensor | None
+    """[N * longest, M, A] int32. Recorded experts, -1 where none were; None without recorded routes."""
     paths: TokenPaths
     """Every trajectory a segment of its own, over the rows of `[N * longest, D]`."""
+
+    def token_rows(self) -> NDArray[np.int64]:
+        """[F] int64. Row of every token, trajectory after trajectory; the other rows are padding."""
+        return np.flatnonzero((self.paths.segment_T < self.paths.tail_N.numel()).cpu().numpy())
 
     def to(self, device: torch.device) -> FlatLayout:
         """The same layout on another device."""
@@ -39,6 +46,7 @@ class FlatLayout:
             token_ids_NL=self.token_ids_NL.to(device),
             edges=self.edges.to(device),
             num_tokens=self.num_tokens,
+            routes_TMA=None if self.routes_TMA is None else self.routes_TMA.to(device),
             paths=self.paths.to(device),
         )
 
@@ -63,6 +71,7 @@ def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> Flat
             slot_P, batch.temperature_N[trajectory_P], np.arange(token_ids_NL.size) - 1, token_ids_NL.reshape(-1)
         ),
         num_tokens=int(length_N.sum()),
+        routes_TMA=_routes(batch, trajectories, is_token_NL.reshape(-1)),
         paths=TokenPaths(
             segment_T=torch.from_numpy(np.where(is_token_NL, rows[:, None], rows.size).reshape(-1)),
             jumps=doubling_jumps(np.full(rows.size, -1)),
@@ -71,3 +80,11 @@ def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> Flat
             weight_N=batch.weight_N[trajectories],
         ),
     )
+
+
+def _routes(batch: TrajectoryBatch, trajectories: NDArray[np.int64], is_token_T: NDArray[np.bool_]) -> Tensor | None:
+    if batch.routes_FMA is None:
+        return None
+    routes_TMA = np.full((is_token_T.size, *batch.routes_FMA.shape[1:]), -1, dtype=np.int32)
+    routes_TMA[is_token_T] = batch.routes_FMA[ranges(batch.offsets[trajectories], batch.length_N[trajectories])]
+    return torch.from_numpy(routes_TMA)

@@ -54,6 +54,8 @@ class RouterSite:
     """What its family states."""
     num_experts: int
     """X."""
+    num_active: int
+    """A."""
 
 
 class Binding:
@@ -119,8 +121,31 @@ class Routing:
         """Names of the routers."""
         return tuple(site.name for site in self.sites)
 
+    def check_routes(self, batch: TrajectoryBatch) -> None:
+        """Raise a ValueError if recorded routes are not choices of these routers."""
+        if batch.routes_FMA is None:
+            return
+        expected = (len(self.sites), self.sites[0].num_active if self.sites else 0)
+        _, num_layers, num_active = batch.routes_FMA.shape
+        if (num_layers, num_active) != expected:
+            raise ValueError(
+                f"Got routes of {num_layers} layers and {num_active} experts a token, expected {expected[0]} and "
+                f"{expected[1]} for the model's routers. Record them from this model, every router in its order."
+            )
+        highest = batch.routes_FMA.max()
+        if highest >= self.sites[0].num_experts:
+            raise ValueError(
+                f"Got a route to expert {highest}, but the model has {self.sites[0].num_experts}. "
+                "Record routes from this model."
+            )
+
     def recorder(
-        self, layout: PackedLayout | FlatLayout, batch: TrajectoryBatch, losses: RouterLosses | None = None
+        self,
+        layout: PackedLayout | FlatLayout,
+        batch: TrajectoryBatch,
+        losses: RouterLosses | None = None,
+        *,
+        keep_choices: bool = False,
     ) -> RouterRecorder | None:
         """For one microbatch.
 
@@ -128,12 +153,14 @@ class Routing:
             layout: The microbatch.
             batch: The whole step, of which it is a part.
             losses: What to count and add; None for nothing.
+            keep_choices: Whether the recorder's `choices` is asked for.
 
         Returns:
             None if the routers have nothing to do but route.
         """
-        if losses is None:
+        if losses is None and layout.routes_TMA is None:
             return None
+        losses = RouterLosses() if losses is None else losses
         count_N = batch.weight_N if losses.count_weights else np.ones(batch.num_trajectories)
         share = StepShare.of(
             layout.paths,
@@ -141,7 +168,7 @@ class Routing:
             num_step_tokens=float((count_N * batch.length_N).sum()),
             num_step_trajectories=float(count_N.sum()),
         )
-        return RouterRecorder(self.layers, losses, share=share)
+        return RouterRecorder(self.layers, losses, share=share, given_TMA=layout.routes_TMA, keep_choices=keep_choices)
 
     def total(self, parts: Iterable[RouterStatistics]) -> RouterStatistics:
         """The sum over some microbatches; zeros without any."""
@@ -171,8 +198,15 @@ def attach(model: PreTrainedModel, routers: Mapping[str, Router]) -> Routing:
         if type(module).__name__ in routers:
             kind = routers[type(module).__name__]
             handles.append(module.register_forward_hook(_hook(len(sites), kind, binding)))
-            block, num_experts = modules[name.rpartition(".")[0]], module.get_parameter("weight").shape[0]
-            sites.append(RouterSite(name=name, block=block, kind=kind, num_experts=num_experts))
+            sites.append(
+                RouterSite(
+                    name=name,
+                    block=modules[name.rpartition(".")[0]],
+                    kind=kind,
+                    num_experts=module.get_parameter("weight").shape[0],
+                    num_active=model.config.num_experts_per_tok,
+                )
+            )
     return Routing(sites=tuple(sites), binding=binding, handles=tuple(handles))
 
 
@@ -183,7 +217,7 @@ def _hook(layer: int, kind: Router, binding: Binding) -> Callable[[nn.Module, An
         recorder = binding.current()
         if recorder is None:
             return None
-        # Granite's routers returned the experts first before transformers 5.20; weights have always been between.
+        # Granite's routers return the experts first in older versions of transformers (5.17), weights between in all.
         experts_first = not output[0].is_floating_point()
         logits_TX, weight_TA, expert_TA = output[::-1] if experts_first else output
         given_TA = recorder.given(layer)

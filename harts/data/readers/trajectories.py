@@ -14,7 +14,7 @@ from harts.data.readers.lines import open_text, read_objects
 from harts.data.trajectory import Trajectory
 
 FIELDS = tuple(f.name for f in dataclass_fields(Trajectory))
-STREAMS = ("loss_mask", "advantages", "sampling_logprobs", "ref_logprobs", "share_key")
+STREAMS = ("loss_mask", "advantages", "sampling_logprobs", "ref_logprobs", "share_key", "routes")
 INTEGER_FIELDS = ("token_ids", "share_key")
 
 
@@ -60,8 +60,12 @@ def _check(fields: dict[str, Any], place: str) -> None:
         raise ValueError(f"{place}, field token_ids: expected a list of at least one integer.")
     for name in ("token_ids", *(s for s in STREAMS if s in fields)):
         values = fields[name]
+        if name == "routes" and isinstance(values, list) and _is_choices(values, len(ids)):
+            continue
         if name == "advantages" and _is_number(values):
             continue
+        if name == "routes":
+            raise ValueError(f"{place}, field routes: expected {len(ids)} lists of as many lists of integers each.")
         if not isinstance(values, list) or len(values) != len(ids):
             raise ValueError(f"{place}, field {name}: expected a list of {len(ids)} numbers, one a token.")
         fits = _is_integer if name in INTEGER_FIELDS else _is_flag if name == "loss_mask" else _is_number
@@ -82,6 +86,17 @@ def _is_integer(value: Any) -> bool:
 
 def _is_number(value: Any) -> bool:
     return type(value) in (int, float)
+
+
+def _is_choices(values: list[Any], length: int) -> bool:
+    """Whether it is an array of three axes, one row a token."""
+    if len(values) != length or not all(isinstance(layers, list) and layers for layers in values):
+        return False
+    choices = [experts for layers in values for experts in layers]
+    if not all(isinstance(experts, list) and experts for experts in choices):
+        return False
+    sizes = {len(layers) for layers in values}, {len(experts) for experts in choices}
+    return all(len(size) == 1 for size in sizes) and all(_is_integer(e) for experts in choices for e in experts)
 
 
 def _is_flag(value: Any) -> bool:

@@ -93,5 +93,4 @@ FAMILY = Family(
         "mlp_beta_factor": 0.9,
     },
     active_experts=lambda config: config.num_experts_per_tok / config.num_local_experts,
-    required={"attention_dropout": 0.0, "router_jitter_noise": 0.0},
 )
