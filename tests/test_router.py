@@ -248,6 +248,40 @@ def test_a_microbatch_without_trained_tokens_is_balanced_too():
     assert_step_equals_reference(tiny_moe("qwen3_next"), trajectories, losses_of("layer"), plan=plan)
 
 
+@pytest.mark.parametrize("balance", FORMS)
+def test_a_microbatch_of_weight_zero_adds_nothing(balance: str):
+    trajectories = [replace(t, weight=float(i > 0)) for i, t in enumerate(trajectories_of(SMALL))]
+    whole = plan_of(trajectories, ranks=1, slots=1)
+    (microbatch,) = whole.slots[0]
+    first, rest = replace(microbatch, trajectories=(0,)), replace(microbatch, trajectories=(1, 2, 3))
+    steps = []
+    with float64_throughout():
+        for step, plan in ((trajectories, replace(whole, slots=((first, rest),))), (trajectories[1:], None)):
+            model = harts.prepare(tiny_moe("qwen3_next"), router=losses_of(balance, count_weights=True))
+            result = harts.train_step(model, step, harts.dapo(kl_coef=0.1), plan=plan)
+            assert result.router is not None
+            steps.append((result.router, gradients(model.module)))
+    assert steps[0][0].balance_loss == pytest.approx(steps[1][0].balance_loss, rel=EXACT)
+    np.testing.assert_array_equal(steps[0][0].load_MX, steps[1][0].load_MX)
+    assert_gradients_close(steps[1][1], steps[0][1], ratio=EXACT)
+
+
+def test_compiled_blocks_follow_the_recorder_of_each_pass():
+    trajectories, results = trajectories_of(SMALL), []
+    for is_compiled in (False, True):
+        module = tiny_moe("qwen3_next", dtype=torch.float32)
+        for layer in module.model.layers:
+            layer.mlp = torch.compile(layer.mlp, backend="eager") if is_compiled else layer.mlp
+        model = harts.prepare(module, router=losses_of("sequence"))
+        plan = plan_of(trajectories, ranks=1, slots=2)
+        result = harts.train_step(model, trajectories, OBJECTIVE, plan=plan)
+        assert result.router is not None
+        results.append((result.router, [p.grad for p in module.parameters()]))
+    np.testing.assert_array_equal(results[0][0].load_MX, results[1][0].load_MX)
+    for expected, actual in zip(results[0][1], results[1][1], strict=True):
+        torch.testing.assert_close(actual, expected)
+
+
 def test_statistics_without_losses_leave_the_step_bit_for_bit():
     trajectories, runs = trajectories_of(RICH), []
     for router in (None, harts.RouterLosses()):
@@ -276,6 +310,10 @@ def test_what_cannot_be_honoured_is_refused_by_name():
     with pytest.raises(ValueError, match=r"routers .* have no correction bias"):
         harts.update_expert_bias(model, statistics)
     other = harts.prepare(tiny_moe("deepseek_v3"), router=harts.RouterLosses())
+    with pytest.raises(ValueError, match="Got statistics of no tokens"):
+        harts.update_expert_bias(other, other.routing.total([]))
+    with pytest.raises(ValueError, match="form is 'cube'"):
+        harts.update_expert_bias(other, harts.count_load(other, trajectories), form="cube")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="Got statistics of 3 routers, expected those of the model's 2"):
         harts.update_expert_bias(other, statistics)
     with pytest.raises(ValueError, match="expected those of one model"):

@@ -40,6 +40,8 @@ def update_expert_bias(
         raise ValueError(f'form is {form!r}, expected "sign" or "proportional".')
     if not rate >= 0:
         raise ValueError(f"rate is {rate}, expected a number >= 0. A negative one would send more to busy experts.")
+    if statistics.num_tokens == 0:
+        raise ValueError("Got statistics of no tokens, expected those of a step. Add up all ranks' before.")
     sites = model.routing.sites
     if statistics.layers != model.routing.layers:
         raise ValueError(

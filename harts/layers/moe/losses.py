@@ -130,6 +130,8 @@ def step_frequency(load_MX: Tensor, num_active: int, num_tokens: float, *, balan
         [M, X] float64. What the loss multiplies mean probabilities by.
     """
     num_experts = load_MX.shape[1]
+    if num_tokens == 0:  # trajectories of weight 0 alone, which nothing is added for
+        return torch.zeros_like(load_MX)
     if balance == "microbatch":
         return load_MX.mean(0).expand_as(load_MX) * num_experts / num_tokens
     return load_MX * (num_experts / num_active) / num_tokens

@@ -48,7 +48,7 @@ class RouterStatistics:
 
     @property
     def max_violation_M(self) -> NDArray[np.float64]:
-        """[M] float64. Largest load over mean load, minus 1; 0 if even (arXiv 2408.15664, section 4.1)."""
+        """[M] float64. Largest load over mean load, minus 1; 0 if even (arXiv 2408.15664, section 4.1); NaN of none."""
         return self.load_MX.max(axis=1) / self.load_MX.mean(axis=1) - 1
 
     @property
