@@ -27,7 +27,9 @@ def _shows_routers(model_type: str) -> bool:
 MOE_TYPES = [name for name in supported_types() if _shows_routers(name)]
 
 
-def tiny_moe(model_type: str, *, dtype: torch.dtype = torch.float64, **overrides: Any) -> PreTrainedModel:
+def tiny_moe(
+    model_type: str, *, dtype: torch.dtype = torch.float64, overrides: dict[str, Any] | None = None
+) -> PreTrainedModel:
     """A tiny model whose correction biases matter."""
     model = tiny_model(model_type, dtype=dtype, overrides=overrides)
     generator = torch.Generator().manual_seed(1)
@@ -64,15 +66,15 @@ def reference_losses(
     microbatches: Sequence[Sequence[int]],
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Balance loss, z-loss and loads of a step by definition; gradients of the losses are added to the model."""
-    kinds = family_of_type(model.config.model_type)[1].routers
-    (scores,) = {kind.scores for kind in kinds.values()}
+    (kind,) = family_of_type(model.config.model_type)[1].routers.values()
     alone = route_alone(model, trajectories)
     counts = [t.weight if losses.count_weights else 1.0 for t in trajectories]
     z = reference.z_loss(alone, counts)
     balance = torch.zeros(())
     if losses.balance is not None:
-        split, split_counts = [[[of[i] for i in m] for m in microbatches] for of in (alone, counts)]
-        balance = reference.balance_loss(split, split_counts, losses.balance, scores)
+        split = [[alone[i] for i in m] for m in microbatches]
+        split_counts = [[counts[i] for i in m] for m in microbatches]
+        balance = reference.balance_loss(split, split_counts, losses.balance, kind.scores)
     total = losses.balance_coef * balance + losses.z_coef * z
     if losses.has_losses:
         total.backward()

@@ -21,6 +21,7 @@ from tests.routing import MOE_TYPES, tiny_moe
 
 EXACT = 1e-10
 OBJECTIVE = harts.grpo(kl_coef=0.1)
+EXECUTIONS: tuple[harts.Execution, ...] = ("flat", "tree")
 SMALL = next(case for case in CASES if case.name == "branch_in_first_chunk")
 
 
@@ -62,8 +63,9 @@ def test_replay_on_a_tree_is_replay_of_each_trajectory_alone(checkpointing: bool
     given[2].routes[3:7] = -1  # type: ignore[index]
     results, found = [], []
     with float64_throughout():
-        for execution, budget in (("flat", 100), ("tree", 16384)):
+        for execution in EXECUTIONS:
             module.zero_grad()
+            budget = 100 if execution == "flat" else 16384
             results.append(
                 harts.train_step(model, given, OBJECTIVE, execution=execution, max_tokens_per_microbatch=budget)
             )
@@ -94,7 +96,7 @@ def test_equal_tokens_with_two_sets_of_routes_have_the_two_branches_they_must_ha
     assert sorted(zip(tree.start_S.tolist(), tree.multiplicity_S.tolist(), strict=True)) == [(0, 3), (2, 1), (2, 2)]
     assert harts.route_conflicts(step).num_tokens_distinct == 2 + 3 + 3
     with float64_throughout():
-        replayed = [harts.compute_logprobs(model, step, execution=e) for e in ("flat", "tree")]
+        replayed = [harts.compute_logprobs(model, step, execution=e) for e in EXECUTIONS]
     np.testing.assert_allclose(replayed[1], replayed[0], rtol=EXACT)
     first, second, third = replayed[1].reshape(3, 4)
     assert np.array_equal(first, third)

@@ -142,7 +142,7 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
         tensor = output[0] if isinstance(output, tuple) else output
         current[f"{name}#{calls}" if calls else name] = tensor.detach().flatten(0, -2).cpu()
 
-    def choose(name: str, output: tuple[Tensor, ...]) -> None:
+    def choose(name: str, output: Any) -> None:
         (experts,) = (tensor for tensor in output if not tensor.is_floating_point())
         current[name] = experts.sort(dim=-1).values.cpu()
 

@@ -216,7 +216,7 @@ def _replace_classes(
     for layer in model.modules():
         original = type(layer)
         on_layouts = family.tree_classes.get(original, original)
-        if has_routers and isinstance(layer, GradientCheckpointingLayer):
+        if has_routers and issubclass(original, GradientCheckpointingLayer):
             on_layouts = routed_class(on_layouts)
         if on_layouts is not original:
             layer.__class__ = on_layouts

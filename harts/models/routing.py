@@ -211,8 +211,6 @@ def attach(model: PreTrainedModel, routers: Mapping[str, Router]) -> Routing:
 
 
 def _hook(layer: int, kind: Router, binding: Binding) -> Callable[[nn.Module, Any, Any], Any]:
-    # Compiled blocks would otherwise fix the recorder that they were traced with.
-    @torch.compiler.disable
     def route(router: nn.Module, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> Any:
         recorder = binding.current()
         if recorder is None:
@@ -228,4 +226,6 @@ def _hook(layer: int, kind: Router, binding: Binding) -> Callable[[nn.Module, An
         routed = (logits_TX, weight_TA, expert_TA)
         return routed[::-1] if experts_first else routed
 
-    return route
+    # Compiled blocks would otherwise keep the recorder that they were traced with.
+    disabled: Callable[[nn.Module, Any, Any], Any] = torch.compiler.disable(route)  # type: ignore[assignment]
+    return disabled
