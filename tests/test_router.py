@@ -267,6 +267,23 @@ def test_a_microbatch_of_weight_zero_adds_nothing(balance: str):
     assert_gradients_close(steps[1][1], steps[0][1], ratio=EXACT)
 
 
+@pytest.mark.parametrize("balance", FORMS)
+def test_a_trajectory_of_weight_two_counts_as_two_copies(balance: str):
+    trajectories = list(trajectories_of(SMALL))
+    doubled = [replace(t, weight=t.weight / 2) for t in trajectories for _ in range(2)]
+    model = harts.prepare(tiny_moe("deepseek_v3"), router=losses_of(balance, count_weights=True))
+    steps = []
+    for variant in (trajectories, doubled):
+        model.module.zero_grad()
+        with float64_throughout():
+            result = harts.train_step(model, variant, harts.dapo(kl_coef=0.1))
+        assert result.router is not None
+        steps.append((result.router, gradients(model.module)))
+    np.testing.assert_allclose(steps[0][0].load_MX, steps[1][0].load_MX, rtol=EXACT)
+    assert steps[0][0].balance_loss == pytest.approx(steps[1][0].balance_loss, rel=EXACT)
+    assert_gradients_close(steps[0][1], steps[1][1], ratio=EXACT)
+
+
 def test_compiled_blocks_follow_the_recorder_of_each_pass():
     trajectories, results = trajectories_of(SMALL), []
     for is_compiled in (False, True):

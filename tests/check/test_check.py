@@ -10,6 +10,7 @@ from harts.check import check_model
 from harts.check.run import STEPS
 from harts.check.synthetic import synthetic_rollouts
 from harts.layers.linear_attention import gated_delta_net
+from harts.layout.paths import TokenPaths
 from harts.models import attention
 from harts.models.tiny import tiny_model
 
@@ -118,3 +119,12 @@ def test_a_tree_whose_routers_choose_otherwise_shows_flips(monkeypatch: pytest.M
     assert sum(report.rerun.routing.flips.values()) == 0
     assert routing.load_count > 0 < routing.aux_loss
     assert routing.max_logprob_flipped > 0
+
+
+def test_counting_shared_tokens_once_differs(monkeypatch: pytest.MonkeyPatch):
+    spread = TokenPaths.spread
+    monkeypatch.setattr(TokenPaths, "spread", lambda paths, values_NX: spread(paths, values_NX).clamp(max=1))
+    report = check_model(tiny_model("deepseek_v3", dtype=torch.float64), ROLLOUTS)
+    assert (report.verdict, report.leak) == ("differs", False)
+    assert report.tree.max_gradient < 1e-10
+    assert report.tree.routing is not None and report.tree.routing.load_count > 100
