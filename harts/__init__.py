@@ -12,7 +12,8 @@ Example:
     >>> harts.train_step(model, trajectories, harts.grpo())  # doctest: +SKIP
 """
 
-from harts.data import Trajectory
+from harts.data import RolloutGroup, Trajectory
+from harts.data.readers import GroupShape, SkippedLines, read
 from harts.models import TreeModel, prepare
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
 from harts.step import Execution, StepResult, compute_logprobs, train_step
@@ -22,7 +23,10 @@ __version__ = "0.1.0"
 __all__ = [
     "CustomObjective",
     "Execution",
+    "GroupShape",
     "Objective",
+    "RolloutGroup",
+    "SkippedLines",
     "StepResult",
     "Supervised",
     "Trajectory",
@@ -34,5 +38,6 @@ __all__ = [
     "gspo",
     "ppo",
     "prepare",
+    "read",
     "train_step",
 ]
