@@ -15,6 +15,7 @@ Example:
 from harts.check import CheckReport, check_model
 from harts.data import RolloutGroup, Trajectory
 from harts.data.readers import GroupShape, SkippedLines, read
+from harts.inspect import TreeView, describe
 from harts.models import TreeModel, prepare
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
 from harts.step import Execution, StepResult, compute_logprobs, train_step
@@ -33,10 +34,12 @@ __all__ = [
     "Supervised",
     "Trajectory",
     "TreeModel",
+    "TreeView",
     "check_model",
     "cispo",
     "compute_logprobs",
     "dapo",
+    "describe",
     "grpo",
     "gspo",
     "ppo",

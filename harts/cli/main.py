@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from harts.cli import calibrate, check, plan
+from harts.cli import calibrate, check, inspect, plan
 from harts.cli.train import EPILOG, train
 
 app = typer.Typer(
@@ -16,5 +16,6 @@ app = typer.Typer(
 )
 app.command(epilog=EPILOG)(train)
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)

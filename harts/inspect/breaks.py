@@ -5,14 +5,14 @@ are what training needs (the policy sampled something else). A *break* is a fork
 more could have been shared. The rules, in this order; those with a star need a tokenizer to see text and turns:
 
 1. retokenised*: the next few tokens of both spell the same text with other ids.
-2. sampled: both next tokens are trained; or* they are in a turn of the policy.
-3. tools*: inside the tool list of the first turn.
-4. prompt: nothing, or* not even the first turn is shared.
-5. thinking*: one has a passage of thinking in a turn of the policy where the other has almost nothing, and both go on
-   alike.
-6. shortened: one has a passage where the other has next to nothing, and both go on alike; where turns are known, the
+2. tools*: inside the tool list of the first turn.
+3. sampled: both next tokens are trained.
+4. thinking*: one has a passage of thinking in a turn of the policy where the other has next to nothing, and both go on
+   alike. Other forks in turns of the policy are sampled*.
+5. shortened: one has a passage where the other has next to nothing, and both go on alike; where turns are known, the
    passage is inside one turn of somebody else.
-7. edited*: inside one turn of somebody else both have a passage of their own, and go on alike.
+6. edited*: inside one turn of somebody else both have a passage of their own, and the turn goes on alike.
+7. prompt: nothing, or* not even the first turn is shared.
 8. observation*: somebody else's turn is another. Without a tokenizer the rest is unknown.
 
 "Go on alike" means `ALIKE` equal tokens, or all that is left of one.
@@ -216,12 +216,13 @@ def classify(fork: Fork) -> tuple[str, int]:
     role, number, said = turn
     if number == 1 and "<tools>" in said and "</tools>" not in said:
         return "tools", tokens
-    if role in _POLICY:
-        return ("thinking", tokens) if tokens and _drops_thinking(fork, said, (skipped, kept)) else ("sampled", 0)
     if fork.trained:
         return "sampled", 0
-    if tokens and not any(_TURN.search(fork.text(s, fork.depth, fork.depth + n)) for s, n in enumerate((skipped, kept))):
-        return ("shortened" if _left_out(skipped, kept) else "edited"), tokens
+    if role in _POLICY:
+        return ("thinking", tokens) if tokens and _drops_thinking(fork, said, (skipped, kept)) else ("sampled", 0)
+    kind = "shortened" if _left_out(skipped, kept) else "edited"
+    if tokens and _in_one_turn(fork, (skipped, kept), further=SPELLED if kind == "edited" else 0):
+        return kind, tokens
     return ("prompt" if number == 1 else "observation"), 0
 
 
@@ -231,6 +232,12 @@ def _by_ids(fork: Fork, skipped: int, kept: int, tokens: int) -> tuple[str, int]
     if fork.depth == 0:
         return "prompt", 0
     return ("shortened", tokens) if tokens and _left_out(skipped, kept) else ("unknown", 0)
+
+
+def _in_one_turn(fork: Fork, passages: tuple[int, int], *, further: int) -> bool:
+    """Whether no turn begins in the passages, nor in some tokens after them: a turn that ends there is another one."""
+    texts = (fork.text(side, fork.depth, fork.depth + size + further) for side, size in enumerate(passages))
+    return not any(_TURN.search(text) for text in texts)
 
 
 def _left_out(skipped: int, kept: int) -> bool:

@@ -44,13 +44,13 @@ class Histogram:
         return [_smallest(int(np.searchsorted(reached, rank))) if reached[-1] else 0 for rank in ranks]
 
     def octaves(self) -> list[tuple[int, int]]:
-        """(smallest value, count) for 0, 1, 2-3, 4-7, ..., up to the last that is not empty."""
+        """(smallest value, count) for 0, 1, 2-3, 4-7, ..., from the first to the last that is not empty."""
         bins = np.flatnonzero(self._counts)
         if bins.size == 0:
             return []
         octave = [_smallest(int(b)).bit_length() for b in bins]
         counts = np.bincount(octave, weights=self._counts[bins]).astype(int).tolist()
-        return [(1 << i >> 1, count) for i, count in enumerate(counts)]
+        return [(1 << i >> 1, counts[i]) for i in range(octave[0], octave[-1] + 1)]
 
 
 def _smallest(number: int) -> int:

@@ -11,9 +11,7 @@ GRAM = 16
 
 
 @numba.njit(cache=True)
-def resync(
-    one: NDArray[np.int64], other: NDArray[np.int64], least: int, window: int
-) -> tuple[int, int, int]:
+def resync(one: NDArray[np.int64], other: NDArray[np.int64], least: int, window: int) -> tuple[int, int, int]:
     """Skip as few tokens as possible, of both together, so that the rest begins alike.
 
     Args:

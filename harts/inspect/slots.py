@@ -58,10 +58,11 @@ class StepPlanner:
             cost=costs.tree.for_planner(size, windows=costs.windows),
             ranks=RANKS,
         )
+        words = self._model.in_words
         note = (
-            f"A step of the first {len(self._lengths):,} groups on {RANKS} ranks with at most {limit:,} distinct tokens "
-            f"a microbatch, for {self._model.name}: ranks down, time to the right; all ranks wait for the slowest of a "
-            f"slot (orange). {self._model.in_words(plan.makespan)}; no plan takes less than "
-            f"{self._model.in_words(plan.lower_bound)}. `harts plan` plans for other ranks and limits."
+            f"A step of the first {len(self._lengths):,} groups on {RANKS} ranks with at most {limit:,} distinct "
+            f"tokens a microbatch, for {self._model.name}: ranks down, time to the right; all ranks wait for the "
+            f"slowest of a slot (orange). It takes {words(plan.makespan)}; no plan takes less than "
+            f"{words(plan.lower_bound)}. Use harts plan for other ranks and limits."
         )
-        return SlotPicture(plan=plan, note=note, in_words=self._model.in_words)
+        return SlotPicture(plan=plan, note=note, in_words=words)

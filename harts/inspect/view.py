@@ -124,7 +124,7 @@ def _svg(tree: PrefixTree) -> str:
         if width > 50 and height > 13:
             parts.append(
                 f'<text x="{x + 4:.2f}" y="{y + height / 2:.2f}" dominant-baseline="central" fill="#fff" '
-                f'pointer-events="none">{size:,} ×{multiplicity}</text>'
+                f'pointer-events="none">{size:,} &times;{multiplicity}</text>'
             )
     note = f"<br>{size_S.size - largest.size:,} smaller segments are not drawn." if size_S.size > largest.size else ""
     return (
