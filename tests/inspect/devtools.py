@@ -96,12 +96,8 @@ class Page:
                 if (met) done(true); else if (Date.now() > end) failed("waited too long"); else setTimeout(look, 20);
             }})();
         }})"""
-        # A navigation in between destroys the promise.
-        for _ in range(3):
-            answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
-            if answer["result"].get("value") is True:
-                return
-        raise AssertionError(f"{condition} did not come true")
+        answer = self.call("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert answer["result"].get("value") is True, f"{condition} did not come true"
 
     def mouse(self, kind: str, x: float, y: float, **more: Any) -> None:
         """Move, press, release or turn the wheel, in pixels of the page."""
