@@ -37,7 +37,7 @@ NEXT_TO_NOTHING = 32
 """Tokens, at most, that stand for a passage that was left out."""
 SPELLED = 8
 """Tokens of each side compared as text."""
-PAIRS_PER_GROUP, MAX_PAIRS = 64, 4096
+PAIRS_PER_GROUP, MAX_PAIRS = 64, 2048
 EXAMPLES = 3
 SHOWN = 24
 """Tokens of an example."""
@@ -209,8 +209,10 @@ def classify(fork: Fork) -> tuple[str, int]:
     spelled = None if fork.tokenizer is None else _spelled_alike(fork)
     if spelled is not None:
         return "retokenised", common(one[spelled[0] :], other[spelled[1] :])
-    skipped, kept, tokens = resync(one, other, ALIKE, WINDOW)
     turn = None if fork.tokenizer is None else _turn_so_far(fork)
+    if turn is None and fork.trained:
+        return "sampled", 0
+    skipped, kept, tokens = resync(one, other, ALIKE, WINDOW)
     if turn is None:
         return _by_ids(fork, skipped, kept, tokens)
     role, number, said = turn
@@ -227,8 +229,6 @@ def classify(fork: Fork) -> tuple[str, int]:
 
 
 def _by_ids(fork: Fork, skipped: int, kept: int, tokens: int) -> tuple[str, int]:
-    if fork.trained:
-        return "sampled", 0
     if fork.depth == 0:
         return "prompt", 0
     return ("shortened", tokens) if tokens and _left_out(skipped, kept) else ("unknown", 0)

@@ -8,6 +8,8 @@ from numpy.typing import NDArray
 
 GRAM = 16
 """Tokens that are hashed together."""
+MULTIPLIER = np.uint64(0x9E3779B97F4A7C15)
+"""Odd, without a pattern: 2^64 over the golden ratio."""
 
 
 @numba.njit(cache=True)
@@ -28,21 +30,27 @@ def resync(one: NDArray[np.int64], other: NDArray[np.int64], least: int, window:
         (1, 0, 20)
     """
     a, b = _hashes(one, window), _hashes(other, window)
-    order = np.argsort(b, kind="mergesort")  # stable: equal hashes by place
-    ordered = b[order]
+    # A table of chains: places of `other` by the last bits of their hashes, the first places first.
+    mask = 1
+    while mask < 2 * b.size:
+        mask *= 2
+    heads, following = np.full(mask, -1, dtype=np.int32), np.full(b.size, -1, dtype=np.int32)
+    for j in range(b.size - 1, -1, -1):
+        slot = np.int64(b[j] & np.uint64(mask - 1))
+        following[j], heads[slot] = heads[slot], j
     best = (0, 0, 0)
     fewest = 2 * window + 1
     for i in range(a.size):
         if i >= fewest:
             break
-        for place in range(np.searchsorted(ordered, a[i]), ordered.size):
-            j = order[place]
-            if ordered[place] != a[i] or i + j >= fewest:
-                break
-            tokens = common(one[i:], other[j:])
-            if tokens >= least or (tokens >= GRAM and tokens == min(one.size - i, other.size - j)):
-                best, fewest = (i, j, tokens), i + j
-                break
+        j = heads[np.int64(a[i] & np.uint64(mask - 1))]
+        while j >= 0 and i + j < fewest:
+            if a[i] == b[j]:
+                tokens = common(one[i:], other[j:])
+                if tokens >= least or (tokens >= GRAM and tokens == min(one.size - i, other.size - j)):
+                    best, fewest = (i, np.int64(j), tokens), i + j
+                    break
+            j = following[j]
     return best
 
 
@@ -61,9 +69,18 @@ def _hashes(ids: NDArray[np.int64], window: int) -> NDArray[np.uint64]:
     """Of the `GRAM` tokens from each of the first places on."""
     count = max(0, min(ids.size - GRAM, window) + 1)
     hashes = np.empty(count, dtype=np.uint64)
+    if count == 0:
+        return hashes
+    power = np.uint64(1)
+    for _ in range(GRAM):
+        power *= MULTIPLIER
+    value = np.uint64(0)
+    for k in range(GRAM - 1):
+        value = value * MULTIPLIER + np.uint64(ids[k] + 1)
     for i in range(count):
-        value = np.uint64(0)
-        for k in range(GRAM):
-            value = value * np.uint64(0x9E3779B97F4A7C15) + np.uint64(ids[i + k]) + np.uint64(1)
-        hashes[i] = value
+        value = value * MULTIPLIER + np.uint64(ids[i + GRAM - 1] + 1)
+        if i > 0:
+            value -= power * np.uint64(ids[i - 1] + 1)
+        # Mixed, so that the last bits depend on all tokens.
+        hashes[i] = (value ^ (value >> np.uint64(32))) * MULTIPLIER >> np.uint64(16)
     return hashes
