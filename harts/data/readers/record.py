@@ -42,7 +42,8 @@ def group_field(record: Record) -> str | None:
     for name in GROUP_FIELDS:
         value = record.fields.get(name)
         if isinstance(value, (str, int, np.integer)):
-            return str(value)
+            # Half of a surrogate pair could not be printed.
+            return str(value).encode("utf-8", "replace").decode("utf-8")
         # Columnar files hold a column of one number a row as an array without dimensions.
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iu":
             return str(value.reshape(-1)[0])

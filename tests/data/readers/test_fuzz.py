@@ -24,6 +24,9 @@ from harts.tree import build_prefix_tree, tree_from_lcp
 from tests.data.letters import byte_tokenizer
 from tests.data.readers.test_formats import EXAMPLES
 
+DEEP: Any = []
+for _ in range(600):
+    DEEP = [DEEP]
 ODD: list[Any] = [
     *(
         None,
@@ -45,7 +48,13 @@ ODD: list[Any] = [
         float("inf"),
     ),
     *("", "x", "role", "\ud800", "\u0000", "<|im_end|>", "é\u0301", [], {}, [[]], [{}], [None], [0], [1, 2, 3], ["a"]),
-    *({"role": "assistant", "content": "z"}, [{"role": "user", "content": None}], {"tokens": [1]}, {"data": [1.5]}),
+    *(
+        DEEP,
+        {"role": "assistant", "content": "z"},
+        [{"role": "user", "content": None}],
+        {"tokens": [1]},
+        {"data": [1.5]},
+    ),
 ]
 SECONDS = 2.0
 

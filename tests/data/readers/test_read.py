@@ -163,7 +163,7 @@ def test_logs_that_cannot_be_rendered_are_counted(tmp_path: Path):
 
 def test_messages_need_a_tokenizer_even_if_damage_is_skipped(tmp_path: Path):
     path = write_lines(tmp_path / "m.jsonl", [{"messages": [{"role": "assistant", "content": "x"}]}])
-    with pytest.raises(ValueError, match=r"m\.jsonl, line 1: holds messages.*Name a tokenizer"):
+    with pytest.raises(ValueError, match=r"m\.jsonl: holds messages \(messages\), not token ids\. Name a tokenizer"):
         list(read(path, skip_bad=SkippedLines()))
 
 
