@@ -121,6 +121,7 @@ def parse_tools(value: Any, place: str) -> tuple[Mapping[str, Any], ...] | None:
             raise ValueError(f"{place}, field tools: no JSON ({error}).") from error
     if not isinstance(value, list) or not all(isinstance(tool, dict) for tool in value):
         raise ValueError(f"{place}, field tools: expected a list of objects, one a tool.")
+    _text(json.dumps(value, ensure_ascii=False), f"{place}, field tools")
     return tuple(value) or None
 
 
@@ -220,9 +221,12 @@ def _arguments(value: Any, place: str) -> Mapping[str, Any] | str:
             parsed = json.loads(value)
         except (ValueError, RecursionError):
             return value
-        return cast("Mapping[str, Any]", parsed) if isinstance(parsed, dict) else value
+        if not isinstance(parsed, dict):
+            return value
+        value = parsed
     if isinstance(value, dict):
-        return value
+        _text(json.dumps(value, ensure_ascii=False), f"{place}, tool_calls")
+        return cast("Mapping[str, Any]", value)
     raise ValueError(
         f"{place}, tool_calls: arguments are a {type(value).__name__}, expected an object or its JSON text."
     )

@@ -273,20 +273,18 @@ def _of_transformers(name: str) -> Tokenizer:
 
 
 def _wrap(name: str, tokenizer: Any) -> Tokenizer:
-    template = None
-    if tokenizer.chat_template is not None:
 
-        def template(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool) -> str:
-            return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
+    def template(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool) -> str:
+        return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
 
-    elif BEGIN not in tokenizer.get_vocab():
+    if tokenizer.chat_template is None and BEGIN not in tokenizer.get_vocab():
         raise ValueError(f"The tokenizer {name} has no chat template and no {BEGIN}. Add its chat_template.jinja.")
     return Tokenizer(
         name=name,
         encode_text=lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],
         decode=lambda ids: tokenizer.decode([int(i) for i in ids]),
         special=_splitting(tokenizer),
-        template=template,
+        template=None if tokenizer.chat_template is None else template,
     )
 
 

@@ -27,5 +27,7 @@ class ReaderFormat:
     """The task of every sample of a record, in order. May raise a ValueError that names the place."""
     samples: Callable[[Record], Sequence[Sample]]
     """The samples of a record. May raise a ValueError that names place and field."""
+    needs_tokenizer: bool = False
+    """Whether records hold messages."""
     quick_name: Callable[[bytes], str] | None = None
     """The task of a record of one sample from its JSON text, where that is much quicker."""

@@ -179,6 +179,7 @@ class _Scanner:
         self._buffer, self._base = b"", 0
         self.position = 0
         self.keep = 0
+        self.is_pinned = False
 
     def token(self) -> tuple[str, int, int] | None:
         """The next one with its [begin, end); None at the end of the file."""
@@ -193,6 +194,11 @@ class _Scanner:
             if not self._read():
                 self.position = self._base + len(self._buffer)
                 return None
+
+    def release(self, place: int) -> None:
+        """Nothing before `place` will be asked for, unless the scanner is pinned."""
+        if not self.is_pinned:
+            self.keep = place
 
     def bytes_between(self, begin: int, end: int) -> bytes:
         """Of the file; `begin` not before `keep`."""
@@ -240,27 +246,28 @@ def _split(scanner: _Scanner) -> Iterator[tuple[bytes, int, bytes]]:
 
 def _of_array(scanner: _Scanner, start: int) -> Iterator[tuple[bytes, int, bytes]]:
     """The elements, or the whole array if it is a list of messages."""
-    scanner.keep = start
-    elements = _elements(scanner, keep_all=True)
+    scanner.keep, scanner.is_pinned = start, True
+    elements = _elements(scanner)
     first = next(elements, None)
     if first is None:
+        scanner.is_pinned = False
         return
     if _is_message(_value(first[0])):
         for _ in elements:
             pass
         yield scanner.bytes_between(start, scanner.position), start, b""
+        scanner.is_pinned = False
         return
-    scanner.keep = first[1]
+    scanner.is_pinned = False
+    scanner.release(scanner.position)
     yield *first, b""
-    scanner.keep = scanner.position
-    yield from ((data, offset, b"") for data, offset in _elements(scanner))
+    yield from ((data, offset, b"") for data, offset in elements)
 
 
-def _elements(scanner: _Scanner, *, keep_all: bool = False) -> Iterator[tuple[bytes, int]]:
+def _elements(scanner: _Scanner) -> Iterator[tuple[bytes, int]]:
     """Data and offset of the elements from here to the end of the array. What is no object or list comes, too."""
     depth, begin = 0, scanner.position
-    if not keep_all:
-        scanner.keep = begin
+    scanner.release(begin)
     while (token := scanner.token()) is not None:
         character, start, end = token
         if character == '"':
@@ -274,7 +281,6 @@ def _elements(scanner: _Scanner, *, keep_all: bool = False) -> Iterator[tuple[by
         if depth <= 0:
             yield scanner.stripped(begin, end)
             depth, begin = 0, end
-            if not keep_all:
-                scanner.keep = end
+            scanner.release(end)
     # The array is not closed: a damaged record, even if nothing follows.
     yield scanner.stripped(begin, scanner.position)

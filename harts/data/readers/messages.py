@@ -64,4 +64,5 @@ MESSAGES = ReaderFormat(
     sniff=_sniff,
     names=lambda record: [message_task(record)],
     samples=lambda record: [message_log(record)],
+    needs_tokenizer=True,
 )

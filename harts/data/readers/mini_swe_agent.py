@@ -38,4 +38,5 @@ MINI_SWE_AGENT = ReaderFormat(
     sniff=_sniff,
     names=lambda record: [_task(record)],
     samples=lambda record: [_log(record)],
+    needs_tokenizer=True,
 )

@@ -10,12 +10,13 @@ from harts.data.readers.format import ReaderFormat
 from harts.data.readers.record import Record, TokenStreams, flags, group_field, integers, is_number, numbers, short
 from harts.data.trajectory import Trajectory
 
-SAMPLE = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask")
+# TRL's padded batches have all but the last.
+SAMPLE = ("prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
 PACKED = ("input_ids", "loss_mask", "inference_logprobs")
 
 
 def _sniff(record: Record) -> bool:
-    return all(name in record.fields for name in SAMPLE[1:]) or all(name in record.fields for name in PACKED)
+    return all(name in record.fields for name in SAMPLE) or all(name in record.fields for name in PACKED)
 
 
 def _temperature(record: Record) -> float:

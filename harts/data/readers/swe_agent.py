@@ -69,4 +69,5 @@ SWE_AGENT = ReaderFormat(
     sniff=lambda record: isinstance(record.fields.get("history"), list) and "trajectory" in record.fields,
     names=lambda record: [_task(record)],
     samples=lambda record: [_log(record)],
+    needs_tokenizer=True,
 )

@@ -33,4 +33,5 @@ TAU2_BENCH = ReaderFormat(
     sniff=lambda record: "simulations" in record.shared or {"messages", "termination_reason"} <= set(record.fields),
     names=lambda record: [_task(record)],
     samples=lambda record: [_log(record)],
+    needs_tokenizer=True,
 )

@@ -22,4 +22,5 @@ TAU_BENCH = ReaderFormat(
     sniff=lambda record: isinstance(record.fields.get("traj"), list),
     names=lambda record: [_task(record)],
     samples=lambda record: [_log(record)],
+    needs_tokenizer=True,
 )

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from harts.data.batch import TrajectoryBatch
 from harts.data.readers.format import ReaderFormat
 from harts.data.readers.json_records import JsonRecords
 from harts.data.readers.lines import open_text
@@ -53,18 +54,33 @@ def parse_trajectory(record: Record) -> Trajectory:
     ids = integers(fields.get("token_ids", []), "token_ids", place)
     if ids.size == 0:
         raise ValueError(f"{place}, field token_ids: expected a list of at least one integer.")
+    trajectory = Trajectory.of(ids, **_streams(fields, place, ids.size), **_scalars(fields, place))
+    try:
+        TrajectoryBatch.of([trajectory])
+    except ValueError as error:
+        # Later checks could not name the place.
+        raise ValueError(f"{place}: {str(error).replace('Trajectory 0', 'the trajectory', 1)}") from error
+    return trajectory
+
+
+def _streams(fields: Mapping[str, Any], place: str, length: int) -> dict[str, Any]:
     values: dict[str, Any] = {}
     if "loss_mask" in fields:
-        values["loss_mask"] = flags(fields["loss_mask"], "loss_mask", place, length=ids.size)
+        values["loss_mask"] = flags(fields["loss_mask"], "loss_mask", place, length=length)
     for name in STREAMS:
         if name in fields:
             value = fields[name]
             scalar = name == "advantages" and is_number(value)
-            values[name] = float(value) if scalar else numbers(value, name, place, length=ids.size)
+            values[name] = float(value) if scalar else numbers(value, name, place, length=length)
     if "share_key" in fields:
         values["share_key"] = integers(fields["share_key"], "share_key", place)
-        if values["share_key"].size != ids.size:
-            raise ValueError(f"{place}, field share_key: expected a list of {ids.size} numbers, one a token.")
+        if values["share_key"].size != length:
+            raise ValueError(f"{place}, field share_key: expected a list of {length} numbers, one a token.")
+    return values
+
+
+def _scalars(fields: Mapping[str, Any], place: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
     if "group_id" in fields:
         if not is_integer(fields["group_id"]):
             raise ValueError(f"{place}, field group_id: got {short(fields['group_id'])}, expected an integer.")
@@ -74,7 +90,7 @@ def parse_trajectory(record: Record) -> Trajectory:
             if not is_number(fields[name]):
                 raise ValueError(f"{place}, field {name}: got {short(fields[name])}, expected a number.")
             values[name] = float(fields[name])
-    return Trajectory.of(ids, **values)
+    return values
 
 
 def _name(record: Record) -> list[str]:
