@@ -111,10 +111,16 @@ def _chunks(report: InspectReport) -> Table:
 def _groups(report: InspectReport) -> Table:
     rest = len(report.groups) - MAX_GROUPS
     with_model = bool(report.predictions)
-    table = Table(title="Groups", box=SIMPLE, title_justify="left", caption=f"and {rest:,} more" if rest > 0 else None)
+    table = Table(
+        title="Groups (N trajectories, rounds of models F/E at C = 64)",
+        box=SIMPLE,
+        padding=(0, 0, 0, 1),
+        title_justify="left",
+        caption=f"and {rest:,} more" if rest > 0 else None,
+    )
     table.add_column("group", max_width=GROUP_WIDTH)
-    columns = ["traj.", "tokens", "distinct", "ratio", "forks", "F/E", "replayed"]
-    for column in columns + ["speed-up"] * with_model:
+    columns = ["N", "tokens", "distinct", "ratio", "forks", "F/E", "replayed"]
+    for column in columns + ["gain"] * with_model:
         table.add_column(column, justify="right", no_wrap=True)
     for number, group in enumerate(report.groups[:MAX_GROUPS]):
         chunk = group.chunks[0]

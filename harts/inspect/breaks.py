@@ -50,7 +50,8 @@ HINTS = {
     "(--samples final).",
     "shortened": "Shorten an observation once, before it is first shown, or in large steps: every later change forks "
     "all that follows.",
-    "edited": "Take times, random ids and counters out of prompts and observations, or move them to the end.",
+    "edited": "Take times, random ids and counters out of prompts and observations, or move them to the end; "
+    "give simulated users one seed a task.",
 }
 """Breaks, and what would raise sharing."""
 NATURAL = ("sampled", "prompt", "observation", "unknown")
