@@ -34,7 +34,7 @@ def resync(one: NDArray[np.int64], other: NDArray[np.int64], least: int, window:
     mask = 1
     while mask < 2 * b.size:
         mask *= 2
-    heads, following = np.full(mask, -1, dtype=np.int32), np.full(b.size, -1, dtype=np.int32)
+    heads, following = np.full(mask, -1, dtype=np.int64), np.full(b.size, -1, dtype=np.int64)
     for j in range(b.size - 1, -1, -1):
         slot = np.int64(b[j] & np.uint64(mask - 1))
         following[j], heads[slot] = heads[slot], j
@@ -48,7 +48,7 @@ def resync(one: NDArray[np.int64], other: NDArray[np.int64], least: int, window:
             if a[i] == b[j]:
                 tokens = common(one[i:], other[j:])
                 if tokens >= least or (tokens >= GRAM and tokens == min(one.size - i, other.size - j)):
-                    best, fewest = (i, np.int64(j), tokens), i + j
+                    best, fewest = (i, int(j), tokens), i + j
                     break
             j = following[j]
     return best

@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.models.arrival import layout_must_arrive
 from harts.models.attention import DenseAttention
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
@@ -46,6 +47,8 @@ class TreeModel:
     """What its logits are multiplied by before the softmax."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
+    unreached: list[nn.Module]
+    """Layers that mix tokens and that no layout has reached yet; emptied by the first pass over a tree."""
 
     @property
     def runs_on_trees(self) -> bool:
@@ -92,13 +95,15 @@ class TreeModel:
         # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
         # positions; nothing reads it.
         prepared_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        output = decoder(
-            layout.token_ids_T[None],
-            position_ids=layout.position_T[None],
-            attention_mask=prepared_mask,
-            use_cache=False,
-            harts_layout=layout,
-        )
+        with layout_must_arrive(self.unreached):
+            output = decoder(
+                layout.token_ids_T[None],
+                position_ids=layout.position_T[None],
+                attention_mask=prepared_mask,
+                use_cache=False,
+                harts_layout=layout,
+            )
+        self.unreached.clear()
         return output.last_hidden_state[0]
 
     def restore(self) -> PreTrainedModel:
@@ -135,6 +140,7 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
     for layer, original in replaced:
         layer.__class__ = family.tree_classes[original]
     causal_lm.set_attn_implementation(family.attention.tree_name)
+    mixing = {*family.tree_classes.values(), *family.attention_classes}
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
     return TreeModel(
         module=causal_lm,
@@ -143,6 +149,7 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         cost=_cost(dimensions_of(causal_lm, family)),
         logit_scale=family.logit_scale(causal_lm.config),
         replaced=replaced,
+        unreached=[m for m in causal_lm.modules() if type(m) in mixing],
     )
 
 
@@ -155,6 +162,7 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
         cost=CostModel(flops_per_token=float(model.num_parameters()), flops_per_pair=0.0),
         logit_scale=family_of_type(name)[1].logit_scale(model.config) if name in supported_types() else 1.0,
         replaced=(),
+        unreached=[],
     )
     # Some models scale or cap their logits after the head, and a step would not know.
     hidden: list[Tensor] = []

@@ -143,6 +143,14 @@ TINY_WINDOWS: Mapping[str, Any] = MappingProxyType(
         "sliding_window": 20,
     }
 )
+TINY_SHORT_CONVOLUTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "conv_bias": True,
+        "tie_word_embeddings": False,
+    }
+)
 TINY_GATED_DELTA_NET: Mapping[str, Any] = MappingProxyType(
     {
         "layer_types": ["linear_attention", "full_attention", "linear_attention"],

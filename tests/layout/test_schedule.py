@@ -86,6 +86,13 @@ def test_a_descent_leaves_no_limit_that_could_be_lowered(forest):
             limit[lowered] += 1
 
 
+def test_a_round_that_long_runs_left_does_not_take_others_of_middle_length():
+    parent, chunks = lines((-1, 1), (0, 1), (1, 1), (2, 3), (0, 2), (1, 3))
+    earliest, latest = earliest_rounds(parent), latest_rounds(parent, 4)
+    rounds = descent.descend(parent, chunks, start=earliest, latest=latest)
+    assert critical_path(rounds, chunks) == 6
+
+
 def some_schedule_keeps(parent: np.ndarray, chunks: np.ndarray, limit: np.ndarray) -> bool:
     rounds: list[int] = []
     for above, count in zip(parent.tolist(), chunks.tolist(), strict=True):
