@@ -178,6 +178,18 @@ def test_wheel_double_click_and_buttons_change_what_is_seen(open_page: Any):
 
 
 @needs_browser
+def test_a_page_without_trees_still_has_its_numbers(open_page: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("harts.inspect.page.MAX_SEGMENTS", 4)
+    page = open_page(page_of(example("letters"), model=tiny()))
+    page.mouse("mouseMoved", *place(page, 0.5, 0.5))
+    page.mouse("mouseWheel", *place(page, 0.5, 0.5), deltaX=0, deltaY=-300)
+    page.run("document.getElementById('all').click()")
+    assert "first 0 of 1 groups" in text_of(page, "note")
+    assert "letters" in text_of(page, "groups")
+    assert page.errors == []
+
+
+@needs_browser
 @pytest.mark.parametrize("dark", [False, True])
 def test_colours_follow_what_is_chosen_and_the_theme(open_page: Any, dark: bool):
     page = open_page(page_of(example("letters"), model=tiny()), dark=dark)
