@@ -107,10 +107,14 @@ class Tokenizer:
         texts = self._chatml(context, tools) if self.template is None else self._templated(context, tools, place)
         ids, mask = [], []
         for head, body in texts:
-            piece = self.encode(head + body)
-            trained = np.zeros(piece.size, dtype=bool)
-            if body:
-                trained[_common(piece, self.encode(head)) :] = True
+            try:
+                piece = self.encode(head + body)
+                trained = np.zeros(piece.size, dtype=bool)
+                if body:
+                    trained[_common(piece, self.encode(head)) :] = True
+            except ValueError as error:
+                # Very long runs of spaces, for example.
+                raise ValueError(f"{place}: {self.name} cannot tokenise a message ({error}).") from error
             ids.append(piece)
             mask.append(trained)
         return Rendered(token_ids=np.concatenate(ids).astype(np.int64), loss_mask=np.concatenate(mask))

@@ -185,11 +185,11 @@ class _Reading:
             for name, found in groupby(self.in_order(), key=lambda pair: pair[0]):
                 yield name, found
             return
-        done = 0
+        done, total = 0, sum(map(len, order.values()))
         for name, numbers in order.items():
             yield name, self._by_number(name, numbers)
             done += len(numbers)
-            self.progress(self.size // 2 + self.size * done // (2 * sum(map(len, order.values()))))
+            self.progress(self.size // 2 + self.size * done // (2 * total))
 
     def _index(self) -> dict[str, array[int]] | None:
         """The records of every task, by number; None if the samples of every task stand together."""
