@@ -214,7 +214,9 @@ class _Reading:
 
     def _names(self, item: Item) -> Sequence[str]:
         if self.form.quick_name is not None and isinstance(item, JsonItem):
-            return [self.form.quick_name(item.data)]
+            name = self.form.quick_name(item.data)
+            if name is not None:
+                return [name]
         return self.form.names(item.load())
 
     def in_order(self) -> Iterator[tuple[str, Sample]]:
