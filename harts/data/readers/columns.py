@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from array import array
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator
@@ -67,70 +68,65 @@ class ArrowRows:
         self._is_parquet = magic.startswith(PARQUET_MAGIC)
         self._is_stream = magic.startswith(STREAM_MAGIC)
         self._starts = array("q")
-        self._last: tuple[int, list[dict[str, Column]]] | None = None
+        self._mapped: Any = None
+        self._last: tuple[int, dict[str, Column]] | None = None
 
     def __iter__(self) -> Iterator[RowItem]:
         with _errors(self.path) as arrow:
-            self._starts = array("q", [0])
-            for batches in self._groups(arrow):
-                first = self._starts[-1]
-                rows = 0
-                for batch in batches:
-                    columns = _columns(arrow, batch)
-                    for row in range(batch.num_rows):
-                        yield self._item(first + rows + row, columns, row)
-                    rows += batch.num_rows
-                self._starts.append(first + rows)
+            self._starts = array("q")
+            first = 0
+            for batch in self._batches(arrow):
+                self._starts.append(first)
+                columns = _columns(arrow, batch)
+                for row in range(batch.num_rows):
+                    yield self._item(first + row, columns, row)
+                first += batch.num_rows
 
     def at(self, numbers: Iterable[int]) -> Iterator[RowItem]:
-        """Rows by their number; the row group read last is kept."""
+        """Rows by their number. The file is written once, uncompressed and mapped, for that."""
         with _errors(self.path) as arrow:
+            if self._mapped is None:
+                self._mapped = self._map_copy(arrow)
             for number in numbers:
-                group = bisect_right(self._starts, number) - 1
-                if self._last is None or self._last[0] != group:
-                    self._last = group, [_columns(arrow, batch) for batch in self._group(arrow, group)]
-                row = number - self._starts[group]
-                yield self._item(number, self._last[1][row // ROWS], row % ROWS)
+                batch = bisect_right(self._starts, number) - 1
+                if self._last is None or self._last[0] != batch:
+                    self._last = batch, _columns(arrow, self._mapped.get_batch(batch))
+                yield self._item(number, self._last[1], number - self._starts[batch])
+
+    def _map_copy(self, arrow: ModuleType) -> Any:
+        """A copy in which every batch can be had without reading others."""
+        with tempfile.NamedTemporaryFile() as copy:
+            writer = None
+            for batch in self._batches(arrow):
+                writer = writer or arrow.ipc.new_file(copy.name, batch.schema)
+                writer.write_batch(batch)
+            assert writer is not None
+            writer.close()
+            # The name goes away here, the data with the process.
+            return arrow.ipc.open_file(arrow.memory_map(copy.name))
 
     def _item(self, number: int, columns: dict[str, Column], row: int) -> RowItem:
         place = f"{self.path}, row {number + 1}"
         return RowItem(place=place, columns=columns, row=row, file_name=self.path.name.split(".")[0])
 
-    def _groups(self, arrow: ModuleType) -> Iterator[Iterator[Any]]:
-        """Row groups or record batches, each as batches of at most `ROWS` rows."""
+    def _batches(self, arrow: ModuleType) -> Iterator[Any]:
+        """At most `ROWS` rows each."""
+        size = self.path.stat().st_size
         if self._is_parquet:
-            with self._parquet() as file:
+            import pyarrow.parquet
+
+            with pyarrow.parquet.ParquetFile(self.path) as file:
                 for group in range(file.num_row_groups):
-                    yield file.iter_batches(batch_size=ROWS, row_groups=[group])
-                    self.position = (group + 1) * self.path.stat().st_size // file.num_row_groups
+                    yield from file.iter_batches(batch_size=ROWS, row_groups=[group])
+                    self.position = (group + 1) * size // file.num_row_groups
             return
         with arrow.memory_map(str(self.path)) as mapped:
-            # Mapped, so that reading a batch again copies nothing.
             reader = arrow.ipc.open_stream(mapped) if self._is_stream else arrow.ipc.open_file(mapped)
-            count = None if self._is_stream else reader.num_record_batches
-            for batch in reader if count is None else map(reader.get_batch, range(count)):
-                yield _cut(batch)
+            count = 0 if self._is_stream else reader.num_record_batches
+            for batch in reader if self._is_stream else map(reader.get_batch, range(count)):
+                for begin in range(0, batch.num_rows, ROWS):
+                    yield batch.slice(begin, ROWS)
                 self.position = mapped.tell()
-
-    def _group(self, arrow: ModuleType, number: int) -> Iterator[Any]:
-        if self._is_parquet:
-            with self._parquet() as file:
-                yield from file.iter_batches(batch_size=ROWS, row_groups=[number])
-            return
-        for group, batches in enumerate(self._groups(arrow)):
-            if group == number:
-                yield from batches
-                return
-
-    def _parquet(self) -> Any:
-        import pyarrow.parquet
-
-        return pyarrow.parquet.ParquetFile(self.path)
-
-
-def _cut(batch: Any) -> Iterator[Any]:
-    for begin in range(0, batch.num_rows, ROWS):
-        yield batch.slice(begin, ROWS)
 
 
 def _columns(arrow: ModuleType, batch: Any) -> dict[str, Column]:

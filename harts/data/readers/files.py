@@ -95,13 +95,15 @@ class FolderRecords:
         self.position = 0
         self._files = _files(path)
         self._starts = array("q")
-        self._open: tuple[int, Records] | None = None
+        self._records: list[Records] = []
 
     def __iter__(self) -> Iterator[Item]:
-        self._starts = array("q", [0])
+        self._starts, self._records = array("q", [0]), []
         before = 0
         for number, file in enumerate(self._files):
             records = open_records(file)
+            # It knows where its records are after this pass.
+            self._records.append(records)
             count = 0
             for item in records:
                 count += 1
@@ -112,15 +114,6 @@ class FolderRecords:
         self.position = before
 
     def at(self, numbers: Iterable[int]) -> Iterator[Item]:
-        """Records by number; the file read last stays open."""
+        """Records by number."""
         for file, here in groupby(numbers, key=lambda number: bisect_right(self._starts, number) - 1):
-            yield from self._file(file).at(number - self._starts[file] for number in here)
-
-    def _file(self, number: int) -> Records:
-        if self._open is None or self._open[0] != number:
-            records = open_records(self._files[number])
-            # Its records are numbered in a pass.
-            for _ in records:
-                pass
-            self._open = number, records
-        return self._open[1]
+            yield from self._records[file].at(number - self._starts[file] for number in here)

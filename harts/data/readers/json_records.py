@@ -22,6 +22,8 @@ from harts.data.readers.source import Source
 MAX_RECORD_BYTES = 1 << 30
 # A first line longer than this counts as a document.
 MAX_FIRST_LINE = 1 << 26
+# Compressed files up to this size are decompressed whenever a record is read by number.
+SMALL_FILE = 1 << 20
 CHUNK = 1 << 20
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r\n,"
@@ -83,7 +85,7 @@ class JsonRecords:
             self._is_document = _is_document(file)
         self._shared: dict[str, Any] = {}
         self._offsets, self._sizes, self._labels = array("q"), array("q"), array("q")
-        self._access: BinaryIO | None = None
+        self._unpacked: BinaryIO | None = None
 
     @property
     def position(self) -> int:
@@ -100,12 +102,18 @@ class JsonRecords:
                 yield self._item(label, data)
 
     def at(self, numbers: Iterable[int]) -> Iterator[JsonItem]:
-        """Records by their number in the last pass. A compressed file is decompressed to disk once for that."""
-        if self._access is None:
-            self._access = _random_access(self._source)
-        for number in numbers:
-            self._access.seek(self._offsets[number])
-            yield self._item(self._labels[number], self._access.read(self._sizes[number]))
+        """Records by their number in the last pass. A large compressed file is decompressed to disk once for that."""
+        access = self._unpacked or _random_access(self._source)
+        # Folders may hold more files than can be open at once.
+        if self._source.is_compressed and self.path.stat().st_size > SMALL_FILE:
+            self._unpacked = access
+        try:
+            for number in numbers:
+                access.seek(self._offsets[number])
+                yield self._item(self._labels[number], access.read(self._sizes[number]))
+        finally:
+            if access is not self._unpacked:
+                access.close()
 
     def _item(self, label: int, data: bytes) -> JsonItem:
         place = f"{self.path}, {'record' if self._is_document else 'line'} {label}"
@@ -122,7 +130,7 @@ def _random_access(source: Source) -> BinaryIO:
     if not source.is_compressed:
         return source.path.open("rb")
     # Without a name: it goes away with the process, however that ends.
-    copy = cast(BinaryIO, tempfile.TemporaryFile())  # noqa: SIM115
+    copy = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=MAX_FIRST_LINE))  # noqa: SIM115
     with source.open() as content:
         shutil.copyfileobj(content, copy, CHUNK)
     return copy

@@ -185,11 +185,11 @@ class _Reading:
             for name, found in groupby(self.in_order(), key=lambda pair: pair[0]):
                 yield name, found
             return
-        done = 0
+        done, total = 0, sum(map(len, order.values()))
         for name, numbers in order.items():
             yield name, self._by_number(name, numbers)
             done += len(numbers)
-            self.progress(self.size // 2 + self.size * done // (2 * sum(map(len, order.values()))))
+            self.progress(self.size // 2 + self.size * done // (2 * total))
 
     def _index(self) -> dict[str, array[int]] | None:
         """The records of every task, by number; None if the samples of every task stand together."""
@@ -214,7 +214,9 @@ class _Reading:
 
     def _names(self, item: Item) -> Sequence[str]:
         if self.form.quick_name is not None and isinstance(item, JsonItem):
-            return [self.form.quick_name(item.data)]
+            name = self.form.quick_name(item.data)
+            if name is not None:
+                return [name]
         return self.form.names(item.load())
 
     def in_order(self) -> Iterator[tuple[str, Sample]]:

@@ -98,8 +98,11 @@ def _name(record: Record) -> list[str]:
     return [str(int(group)) if is_integer(group) else ""]
 
 
-def _quick_name(data: bytes) -> str:
+def _quick_name(data: bytes) -> str | None:
     """Without parsing the tokens, which would take most of the time of a first pass."""
+    if b"\\" in data:
+        # The field's name could be written with escapes.
+        return None
     found = GROUP_ID.findall(data)
     return str(int(found[-1])) if found else "0"
 

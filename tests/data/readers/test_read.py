@@ -199,6 +199,19 @@ def test_our_own_group_ids_are_kept(tmp_path: Path):
     ]
 
 
+def test_group_ids_are_found_however_they_are_written(tmp_path: Path):
+    lines = [
+        '{"token_ids": [1], "group_id": 1}',
+        '{"token_ids": [2], "group_id": 2, "group_id": 5}',
+        '{"group_id" : 1,"token_ids": [3]}',
+        '{"token_ids": [4], "group\\u005fid": 5}',
+        '{"token_ids": [5], "group_id": -0}',
+    ]
+    groups = [group for group in read(write_lines(tmp_path / "t.jsonl", lines)) if isinstance(group, RolloutGroup)]
+    found = {group.name: [int(t.token_ids[0]) for t in group.trajectories] for group in groups}
+    assert found == {"1": [1, 3], "5": [2, 4], "0": [5]}
+
+
 @pytest.mark.parametrize(
     ("content", "message"),
     [
