@@ -13,7 +13,9 @@ Example:
 """
 
 from harts.check import CheckReport, check_model
-from harts.data import Trajectory
+from harts.data import RolloutGroup, Trajectory
+from harts.data.readers import GroupShape, SkippedLines, read
+from harts.inspect import TreeView, describe
 from harts.models import TreeModel, prepare
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
 from harts.step import Execution, StepResult, compute_logprobs, train_step
@@ -24,18 +26,24 @@ __all__ = [
     "CheckReport",
     "CustomObjective",
     "Execution",
+    "GroupShape",
     "Objective",
+    "RolloutGroup",
+    "SkippedLines",
     "StepResult",
     "Supervised",
     "Trajectory",
     "TreeModel",
+    "TreeView",
     "check_model",
     "cispo",
     "compute_logprobs",
     "dapo",
+    "describe",
     "grpo",
     "gspo",
     "ppo",
     "prepare",
+    "read",
     "train_step",
 ]
