@@ -12,6 +12,7 @@ Example:
     >>> harts.train_step(model, trajectories, harts.grpo())  # doctest: +SKIP
 """
 
+from harts.check import CheckReport, check_model
 from harts.data import RolloutGroup, Trajectory
 from harts.data.readers import GroupShape, SkippedLines, read
 from harts.models import TreeModel, prepare
@@ -21,6 +22,7 @@ from harts.step import Execution, StepResult, compute_logprobs, train_step
 __version__ = "0.1.0"
 
 __all__ = [
+    "CheckReport",
     "CustomObjective",
     "Execution",
     "GroupShape",
@@ -31,6 +33,7 @@ __all__ = [
     "Supervised",
     "Trajectory",
     "TreeModel",
+    "check_model",
     "cispo",
     "compute_logprobs",
     "dapo",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
@@ -54,25 +54,73 @@ def flat(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> tuple[np
     return logprobs.double().numpy(), gradients(model)
 
 
+def one_each(order: Tensor) -> Tensor:
+    return order
+
+
+def halves(order: Tensor) -> Tensor:
+    return torch.cat([order, order + order.numel()])
+
+
+def pairs(order: Tensor) -> Tensor:
+    return torch.stack([2 * order, 2 * order + 1], dim=-1).flatten()
+
+
+# Of every kind of MLP: the axis of a parameter along which the neurons lie, and in what order.
+NeuronAxes = dict[str, tuple[int, Callable[[Tensor], Tensor]]]
+MLPS: list[NeuronAxes] = [
+    {"gate_proj.weight": (0, one_each), "up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
+    {"w1.weight": (0, one_each), "w3.weight": (0, one_each), "w2.weight": (1, one_each)},
+    {"input_linear.weight": (0, halves), "output_linear.weight": (1, one_each)},
+    # Zamba2's two shared blocks, each with an adapter for every layer that runs it.
+    {
+        "gate_up_proj.weight": (0, halves),
+        "gate_up_proj_adapter_list.0.1.weight": (0, halves),
+        "gate_up_proj_adapter_list.2.1.weight": (0, halves),
+        "down_proj.weight": (1, one_each),
+    },
+    {
+        "gate_up_proj.weight": (0, halves),
+        "gate_up_proj_adapter_list.1.1.weight": (0, halves),
+        "down_proj.weight": (1, one_each),
+    },
+    {"up_proj.weight": (0, one_each), "down_proj.weight": (1, one_each)},
+]
+EXPERTS: list[NeuronAxes] = [
+    {"gate_up_proj": (2, pairs), "gate_up_proj_bias": (1, pairs), "down_proj": (1, one_each)},
+    {"gate_up_proj": (1, halves), "down_proj": (2, one_each)},
+]
+
+
+def with_neurons(model: nn.Module, kinds: list[NeuronAxes]) -> list[tuple[str, nn.Module, NeuronAxes]]:
+    found = []
+    for name, module in model.named_modules():
+        names = dict(module.named_parameters()).keys()
+        found += [(name, module, kind) for kind in kinds if names >= kind.keys()][:1]
+    return found
+
+
 def flat_in_another_order(
     model: PreTrainedModel, trajectories: Sequence[Trajectory], seed: int
 ) -> tuple[np.ndarray, dict[str, Tensor]]:
-    """The same function with the neurons of every MLP renumbered, so that only sums change their order."""
+    """The same function with the neurons of every MLP renumbered, so that only sums change their order.
+
+    Those of experts where a model has nothing else.
+    """
     generator = torch.Generator().manual_seed(seed)
-    orders = {}
-    for name, mlp in model.named_modules():
-        if isinstance(getattr(mlp, "down_proj", None), nn.Linear):
-            orders[name] = order = torch.randperm(mlp.down_proj.in_features, generator=generator)
+    back: dict[str, tuple[int, Tensor]] = {}
+    for name, mlp, axes in with_neurons(model, MLPS) or with_neurons(model, EXPERTS):
+        parameters = dict(mlp.named_parameters())
+        down, (down_axis, _) = list(axes.items())[-1]
+        order = torch.randperm(parameters[down].shape[down_axis], generator=generator)
+        for key, (axis, numbered) in axes.items():
             with torch.no_grad():
-                mlp.gate_proj.weight.copy_(mlp.gate_proj.weight[order].clone())
-                mlp.up_proj.weight.copy_(mlp.up_proj.weight[order].clone())
-                mlp.down_proj.weight.copy_(mlp.down_proj.weight[:, order].clone())
+                parameters[key].copy_(parameters[key].index_select(axis, numbered(order)).clone())
+            back[f"{name}.{key}"] = (axis, numbered(order).argsort())
+    assert back, "no MLP is known, so nothing was renumbered"
     logprobs, reordered = flat(model, trajectories)
-    for name, order in orders.items():
-        back = order.argsort()
-        for projection in ("gate_proj", "up_proj"):
-            reordered[f"{name}.{projection}.weight"] = reordered[f"{name}.{projection}.weight"][back]
-        reordered[f"{name}.down_proj.weight"] = reordered[f"{name}.down_proj.weight"][:, back]
+    for name, (axis, order) in back.items():
+        reordered[name] = reordered[name].index_select(axis, order)
     return logprobs, reordered
 
 

@@ -65,7 +65,7 @@ def differences(actual: Recording, expected: Recording, model: TreeModel, traine
     """
     logprob_P = np.abs(actual.logprobs_P - expected.logprobs_P)
     cosine, kl = _logits(actual.hidden_FD[trained - 1], expected.hidden_FD[trained - 1], model)
-    relative, rounding = _gradients(actual.gradients, expected.gradients)
+    relative, rounding = _gradients(actual.gradients, expected.gradients, model.device)
     return Differences(
         max_logprob=float(logprob_P.max()),
         mean_logprob=float(logprob_P.mean()),
@@ -86,13 +86,16 @@ def relative_rows(actual: Tensor, expected: Tensor) -> float:
     return difference / size if size > 0 else difference
 
 
-def _gradients(actual: dict[str, Tensor], expected: dict[str, Tensor]) -> tuple[dict[str, float], dict[str, float]]:
+def _gradients(
+    actual: dict[str, Tensor], expected: dict[str, Tensor], device: torch.device
+) -> tuple[dict[str, float], dict[str, float]]:
     relative, rounding = {}, {}
-    norms = {name: g.double().norm().item() for name, g in expected.items()}
+    # One at a time on the model's device: billions of numbers take minutes on a CPU.
+    norms = {name: g.to(device).double().norm().item() for name, g in expected.items()}
     whole = math.hypot(*norms.values())
     for name, gradient in expected.items():
         size = max(norms[name], CANCELLED * whole) or 1.0
-        relative[name] = (actual[name].double() - gradient.double()).norm().item() / size
+        relative[name] = (actual[name].to(device).double() - gradient.to(device).double()).norm().item() / size
         rounding[name] = torch.finfo(actual[name].dtype).eps * whole / size
     return relative, rounding
 

@@ -88,6 +88,7 @@ def _lower_limits(forest, limit, round_of_run, budget):
                 longest = max(longest, chunks[run])
                 run = after[run]
                 budget -= 1
+            limit[source] = longest
             if longest == 1:
                 break
             limit[source] = longest - 1

@@ -15,7 +15,8 @@ from transformers import PreTrainedModel
 
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
-from harts.models.attention import ATTENTION_NAME
+from harts.models.arrival import layout_must_arrive
+from harts.models.attention import DenseAttention
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
 from harts.models.registry import check_modules, family_of_type, find_family, supported_types
@@ -38,14 +39,21 @@ class TreeModel:
     """The causal LM. Train its parameters and save it as usual."""
     needs: LayoutNeeds
     """What its layers index with."""
-    runs_on_trees: bool
-    """False if it was prepared for flat execution only."""
+    dense_attention: DenseAttention | None
+    """How it attends without a layout; None if it was prepared for flat execution only, which changes nothing."""
     cost: CostModel
     """Predicts the work of a microbatch."""
     logit_scale: float
     """What its logits are multiplied by before the softmax."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
+    unreached: list[nn.Module]
+    """Layers that mix tokens and that no layout has reached yet; emptied by the first pass over a tree."""
+
+    @property
+    def runs_on_trees(self) -> bool:
+        """False if it was prepared for flat execution only."""
+        return self.dense_attention is not None
 
     @property
     def device(self) -> torch.device:
@@ -87,21 +95,23 @@ class TreeModel:
         # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
         # positions; nothing reads it.
         prepared_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        output = decoder(
-            layout.token_ids_T[None],
-            position_ids=layout.position_T[None],
-            attention_mask=prepared_mask,
-            use_cache=False,
-            harts_layout=layout,
-        )
+        with layout_must_arrive(self.unreached):
+            output = decoder(
+                layout.token_ids_T[None],
+                position_ids=layout.position_T[None],
+                attention_mask=prepared_mask,
+                use_cache=False,
+                harts_layout=layout,
+            )
+        self.unreached.clear()
         return output.last_hidden_state[0]
 
     def restore(self) -> PreTrainedModel:
         """Undo `prepare`. The handle must not be used afterwards."""
         for layer, original in self.replaced:
             layer.__class__ = original
-        if self.runs_on_trees:
-            self.module.set_attn_implementation("sdpa")
+        if self.dense_attention is not None:
+            self.module.set_attn_implementation(self.dense_attention.implementation)
         return self.module
 
 
@@ -110,7 +120,7 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
 
     Args:
         model: A transformers causal LM, or a wrapper around one (a peft model). Its attention implementation must be
-            "sdpa", transformers' default.
+            the one that its family states: "sdpa", or "eager" where transformers has no other.
         replay: False starts linear-attention chunks at branch points. An ablation: results are no longer those of
             training each trajectory alone.
         flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM whose logits are its LM
@@ -129,15 +139,17 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
     replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
     for layer, original in replaced:
         layer.__class__ = family.tree_classes[original]
-    causal_lm.set_attn_implementation(ATTENTION_NAME)
+    causal_lm.set_attn_implementation(family.attention.tree_name)
+    mixing = {*family.tree_classes.values(), *family.attention_classes}
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
     return TreeModel(
         module=causal_lm,
         needs=needs,
-        runs_on_trees=True,
+        dense_attention=family.attention,
         cost=_cost(dimensions_of(causal_lm, family)),
         logit_scale=family.logit_scale(causal_lm.config),
         replaced=replaced,
+        unreached=[m for m in causal_lm.modules() if type(m) in mixing],
     )
 
 
@@ -146,10 +158,11 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
     prepared = TreeModel(
         module=model,
         needs=LayoutNeeds(chunk_size=None, conv_width=1),
-        runs_on_trees=False,
+        dense_attention=None,
         cost=CostModel(flops_per_token=float(model.num_parameters()), flops_per_pair=0.0),
         logit_scale=family_of_type(name)[1].logit_scale(model.config) if name in supported_types() else 1.0,
         replaced=(),
+        unreached=[],
     )
     # Some models scale or cap their logits after the head, and a step would not know.
     hidden: list[Tensor] = []
@@ -168,12 +181,12 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
 
 def _check_model(model: PreTrainedModel, family: Family) -> None:
     config = model.config
-    implementation = config._attn_implementation
-    if implementation != "sdpa":
-        prepared = implementation == ATTENTION_NAME
+    implementation, expected = config._attn_implementation, family.attention.implementation
+    if implementation != expected:
+        prepared = implementation == family.attention.tree_name
         raise ValueError(
-            f"The model's attention implementation is {implementation!r}, expected 'sdpa'. "
-            + ("It is prepared already." if prepared else 'Load the model with attn_implementation="sdpa".')
+            f"The model's attention implementation is {implementation!r}, expected {expected!r}. "
+            + ("It is prepared already." if prepared else f'Load the model with attn_implementation="{expected}".')
         )
     if not isinstance(model, family.causal_lm):
         raise ValueError(

@@ -11,6 +11,7 @@ from torch import nn
 from transformers import PreTrainedConfig, PreTrainedModel
 
 from harts.layout.packed import LayoutNeeds
+from harts.models.attention import SDPA, DenseAttention
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,6 +46,8 @@ class Family:
     """The transformers class with the LM head."""
     layer_kinds: tuple[str, ...]
     """What its layers are, for `harts models`: "Gated DeltaNet", "attention", "MoE", ..."""
+    attention: DenseAttention = SDPA
+    """Attention implementation that its models are loaded with; what runs without a layout."""
     layer_types: frozenset[str]
     """Entries of `config.layer_types` that run on trees."""
     tree_classes: Mapping[type[nn.Module], type[nn.Module]] = field(default_factory=dict)
@@ -138,6 +141,14 @@ TINY_WINDOWS: Mapping[str, Any] = MappingProxyType(
         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"],
         "use_sliding_window": True,
         "sliding_window": 20,
+    }
+)
+TINY_SHORT_CONVOLUTIONS: Mapping[str, Any] = MappingProxyType(
+    {
+        "layer_types": ["conv", "full_attention", "conv"],
+        "conv_L_cache": 3,
+        "conv_bias": True,
+        "tie_word_embeddings": False,
     }
 )
 TINY_GATED_DELTA_NET: Mapping[str, Any] = MappingProxyType(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
 from torch import nn
 from transformers import CONFIG_MAPPING, PreTrainedConfig, PreTrainedModel
+from transformers import __version__ as transformers_version
+from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harts.models.family import Family, layer_types_of
 
@@ -18,25 +21,65 @@ FAMILIES = {
     "kimi_linear": "kimi_linear",
     "olmo_hybrid": "olmo_hybrid",
     "gemma3_text": "gemma3",
+    "gpt_oss": "gpt_oss",
+    "lfm2": "lfm2",
+    "lfm2_moe": "lfm2_moe",
     "llama": "llama",
+    "minimax": "minimax",
     "mistral": "mistral",
     "qwen2": "qwen2",
     "bamba": "bamba",
+    "falcon_h1": "falcon_h1",
+    "granitemoehybrid": "granitemoehybrid",
+    "jamba": "jamba",
+    "nemotron_h": "nemotron_h",
     "qwen3": "qwen3",
     "qwen3_5_moe_text": "qwen3_5_moe",
     "qwen3_5_text": "qwen3_5",
     "qwen3_next": "qwen3_next",
+    "zamba2": "zamba2",
 }
 
 # Types of multimodal models -> the type of their text part, which is what runs on trees.
 TEXT_TYPES = {
+    "dots3_note": "dots3_note_text",
     "gemma3": "gemma3_text",
+    "gemma3n": "gemma3n_text",
+    "glm5_next": "glm5_next_text",
+    "llama4": "llama4_text",
+    "minimax_m3_vl": "minimax_m3_vl_text",
+    "mistral_large4": "mistral_large4_text",
     "qwen3_5": "qwen3_5_text",
     "qwen3_5_moe": "qwen3_5_moe_text",
+    "qwen4_exp": "qwen4_exp_text",
 }
 
 # Model types that users ask for and that do not run on trees, each with the reason.
-REFUSED: dict[str, str] = {}
+_INDEXED = "an indexer picks the keys that a query attends to, by a mask of its own over all packed tokens"
+_STATE_SPACE_ALONE = "nothing but state-space layers: no family file states how they run on trees"
+REFUSED: dict[str, str] = {
+    "axk2": _INDEXED,
+    "deepseek_v32": _INDEXED,
+    "deepseek_v4": "attention to entries that compress several tokens, some of which an indexer picks",
+    "dots3_note_text": _INDEXED,
+    "falcon_mamba": _STATE_SPACE_ALONE,
+    "gemma2": "tanh caps on attention scores and logits, which neither tree attention nor the log-probs apply",
+    "gemma3n_text": "layers attend to keys and values of other layers, and a tanh cap on logits is not applied",
+    "glm5_next_text": _INDEXED,
+    "glm_moe_dsa": _INDEXED,
+    "hy_v4": _INDEXED,
+    "llama4_text": "attention within chunks of positions, and queries scaled by their packed place",
+    "mamba": _STATE_SPACE_ALONE,
+    "mamba2": _STATE_SPACE_ALONE,
+    "minimax_m3_vl_text": "an indexer picks blocks of keys, which are counted in packed places instead of positions",
+    "mistral_large4_text": _INDEXED,
+    "qwen4_exp_text": _INDEXED,
+    "recurrent_gemma": "RG-LRU layers keep their state on the module and have no tree layer",
+    "rwkv": "its token recurrence, and the time shift before it and before each MLP, have no tree layers",
+    "t5": "encoder and decoder instead of one causal sequence",
+    "xlstm": "mLSTM layers, whose states carry a normaliser and a running maximum, have no tree layer",
+    "zaya": "attention convolves queries and keys and delays values, for which there is no tree layer",
+}
 
 # Rotary position types that look at the batch.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
@@ -72,6 +115,39 @@ def family_of_type(model_type: str) -> tuple[str, Family]:
         raise ValueError(f"The installed transformers has no model type {name!r}. Install a newer one.")
     family: Family = import_module(f"harts.models.families.{FAMILIES[name]}").FAMILY
     return name, family
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelRow:
+    """What HARTS says about one model type."""
+
+    model_type: str
+    """As in a configuration."""
+    layer_kinds: tuple[str, ...]
+    """What its layers are; empty unless it is supported."""
+    supported: bool
+    """Whether it runs on trees with the installed transformers."""
+    reason: str
+    """Why not, or what is to be known; may be empty if it is supported."""
+
+
+def model_table() -> tuple[ModelRow, ...]:
+    """Every model type that is known, supported or refused, sorted by name; types not in it are refused as well.
+
+    Example:
+        >>> {row.model_type: row.supported for row in model_table()}["llama"]
+        True
+    """
+    rows = []
+    for model_type in sorted({*FAMILIES, *TEXT_TYPES, *REFUSED}):
+        name = TEXT_TYPES.get(model_type, model_type)
+        supported = name in FAMILIES and name in CONFIG_MAPPING
+        reason = "" if name == model_type else f"the text part, {name}"
+        if not supported:
+            reason = REFUSED.get(name, f"transformers {transformers_version}, which is installed, has no {name}")
+        layer_kinds = family_of_type(name)[1].layer_kinds if supported else ()
+        rows.append(ModelRow(model_type=model_type, layer_kinds=layer_kinds, supported=supported, reason=reason))
+    return tuple(rows)
 
 
 def find_family(config: PreTrainedConfig) -> Family:
@@ -121,7 +197,8 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
     """
     known = {*family.tree_classes, *family.attention_classes, *family.token_wise_classes}
     known |= {*TOKEN_WISE_CLASSES, *CONTAINER_CLASSES, family.causal_lm}
-    layers = [m for m in model.modules() if type(m) in family.tree_classes]
+    mixers = [cls for cls in family.tree_classes if not issubclass(cls, GradientCheckpointingLayer)]
+    layers = [m for m in model.modules() if type(m) in mixers]  # not whole decoder layers, which hold other modules
     # The tree class of a layer runs its convolution; anywhere else one would reach into the branch before.
     convolutions = {child for layer in layers for child in layer.children() if type(child) is nn.Conv1d}
     for name, module in model.named_modules():

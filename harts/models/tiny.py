@@ -35,7 +35,9 @@ def tiny_model(
     config = AutoConfig.for_model(name, **{**family.tiny, **(overrides or {})})
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa", dtype=torch.float32)
+        model = AutoModelForCausalLM.from_config(
+            config, attn_implementation=family.attention.implementation, dtype=torch.float32
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 parameter.add_(0.1 * torch.randn_like(parameter))

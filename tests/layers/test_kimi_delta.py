@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from harts.data import TrajectoryBatch
-from harts.layers.linear_attention.by_rounds import gated_delta_rule_by_rounds
+from harts.layers.linear_attention.by_rounds import linear_attention_by_rounds
 from harts.layers.linear_attention.channel_decay import SUB_CHUNK, decayed_products
 from harts.layers.linear_attention.chunk_core import chunk_gated_delta_rule, tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
@@ -24,7 +24,9 @@ from tests.cases import CASES, RICH, Case, trajectories_of
 C, H, K, V = 64, 2, 8, 12
 EXECUTIONS: dict[str, Callable[[GatedDeltaInputs, PackedLayout], Tensor]] = {
     "one_call": lambda inputs, layout: tree_gated_delta_rule(inputs, layout.chunks),
-    "by_rounds": lambda inputs, layout: gated_delta_rule_by_rounds(inputs, layout.runs),
+    "by_rounds": lambda inputs, layout: linear_attention_by_rounds(
+        inputs, layout.runs, chunk_gated_delta_rule, zero_state=inputs.key.new_zeros(H, K, V)
+    ),
 }
 
 

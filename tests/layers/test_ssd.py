@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
+from harts.layers.linear_attention.by_rounds import linear_attention_by_rounds
+from harts.layers.linear_attention.ssd import SSDInputs, chunk_ssd, tree_ssd
 from harts.layers.linear_attention.ssd_reference import ssd_reference
 from harts.layout.packed import LayoutNeeds, PackedLayout, flat_to_packed, pack
 from harts.testing import assert_close
@@ -54,6 +55,22 @@ def test_equals_the_token_recurrence(case: Case, replay: bool, chunk_size: int):
     wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_by_rounds_is_bit_equal_to_one_call(case: Case):
+    _, layout = lay_out(case, 64)
+    assert layout.chunks is not None and layout.runs is not None
+    inputs = random_inputs(layout.num_tokens, torch.float32)
+    by_rounds = linear_attention_by_rounds(inputs, layout.runs, chunk_ssd, zero_state=torch.zeros(H, K, V))
+    if matmul_ignores_batch_size(64):
+        assert torch.equal(by_rounds, tree_ssd(inputs, layout.chunks))
+    else:
+        assert_close("output", tree_ssd(inputs, layout.chunks), by_rounds, ratio=1e-6)
+    upstream = torch.randn_like(by_rounds)
+    wanted = torch.autograd.grad(tree_ssd(inputs, layout.chunks), leaves(inputs), upstream)
+    for e, a in zip(wanted, torch.autograd.grad(by_rounds, leaves(inputs), upstream), strict=True):
+        assert_close("gradient", e, a, ratio=1e-5)
 
 
 def each_path_alone(inputs: SSDInputs, tree: PrefixTree, chunk_size: int) -> Tensor:

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
-from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5GatedDeltaNet
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5GatedDeltaNet
 
 import harts
 from harts.models.registry import supported_types
@@ -18,6 +18,8 @@ from tests.cases import RICH, trajectories_of
 
 MODEL_TYPES = supported_types()
 OBJECTIVE = harts.grpo()
+PEFT_REFUSES = {"falcon_h1": r".*\.out_proj", "nemotron_h": r".*\.out_proj"}
+"""Modules that peft puts no adapters on, by its own list of model types."""
 
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
@@ -29,7 +31,7 @@ def test_without_a_layout_nothing_changes(model_type: str):
     module = prepared.restore()
     assert torch.equal(module(ids).logits, expected)
     assert not any(type(m).__module__.startswith("harts") for m in module.modules())
-    assert module.config._attn_implementation == "sdpa"
+    assert module.config._attn_implementation == tiny_model(model_type).config._attn_implementation
     harts.prepare(module)
 
 
@@ -64,7 +66,13 @@ def test_tied_embeddings_and_frozen_parameters(model_type: str):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_lora_adapters(model_type: str):
-    config = peft.LoraConfig(r=3, target_modules="all-linear", init_lora_weights=False, lora_dropout=0.0)
+    config = peft.LoraConfig(
+        r=3,
+        target_modules="all-linear",
+        exclude_modules=PEFT_REFUSES.get(model_type),
+        init_lora_weights=False,
+        lora_dropout=0.0,
+    )
 
     def build() -> nn.Module:
         torch.manual_seed(0)
@@ -117,6 +125,25 @@ def test_unknown_layers_are_refused_by_name():
     with pytest.raises(ValueError, match=r"model\.layers\.2\.mlp is a .*MixingMLP"):
         harts.prepare(model)
     assert not any(type(m).__module__.startswith("harts") for m in model.modules()), "a refusal changes nothing"
+
+
+class DropsKeywords(Qwen3_5DecoderLayer):
+    """A decoder layer that hands its mixer the hidden states alone."""
+
+    def forward(self, hidden_states: Tensor, *args: object, harts_layout: object = None, **options: object) -> Tensor:
+        return super().forward(hidden_states, *args, **options)
+
+
+def test_a_layout_that_does_not_arrive_is_noticed():
+    model = tiny_model("qwen3_5_text")
+    prepared = harts.prepare(model)
+    model.model.layers[2].__class__ = DropsKeywords
+    for _ in range(2):
+        with pytest.raises(ValueError, match="TreeQwen3_5GatedDeltaNet was called without the layout"):
+            harts.train_step(prepared, trajectories_of(RICH), OBJECTIVE)
+    model.model.layers[2].__class__ = Qwen3_5DecoderLayer
+    harts.train_step(prepared, trajectories_of(RICH), OBJECTIVE)
+    assert not any(module._forward_pre_hooks for module in model.modules())
 
 
 class Wrapped(Qwen3_5GatedDeltaNet):

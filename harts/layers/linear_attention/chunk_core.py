@@ -12,15 +12,19 @@ Kimi Delta Attention (arXiv 2510.26692, section 3) differs in the products of `c
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from harts.layers.linear_attention.channel_decay import decayed_products
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
-from harts.layers.linear_attention.levels import chunk_rows, owned_rows, states_along_levels
-from harts.layout.chunk_index import ChunkIndex, chunk_index
-from harts.layout.rounds import RunPlan
+from harts.layers.linear_attention.levels import (
+    chunk_rows,
+    final_states,
+    owned_rows,
+    sequence_chunks,
+    states_along_levels,
+)
+from harts.layout.chunk_index import ChunkIndex
 
 
 def tree_gated_delta_rule(inputs: GatedDeltaInputs, chunks: ChunkIndex) -> Tensor:
@@ -53,24 +57,9 @@ def chunk_gated_delta_rule(
     Returns:
         Outputs [rows, H, V] and final states [sequences, H, K, V].
     """
-    chunks = chunk_index(_sequences(cu_seqlens, chunk_size)).to(inputs.key.device)
+    chunks = sequence_chunks(cu_seqlens, chunk_size).to(inputs.key.device)
     output, states = _run_chunks(inputs, chunks, initial_state)
-    last_chunk = chunks.slot_T[cu_seqlens[1:] - 1] // chunk_size
-    return output, states[last_chunk]
-
-
-def _sequences(cu_seqlens: Tensor, chunk_size: int) -> RunPlan:
-    """Runs that follow nothing: the chunks of level 0 are the sequences' first ones, in their order."""
-    rows = np.arange(int(cu_seqlens[-1]))
-    none = np.full(cu_seqlens.numel() - 1, -1)
-    return RunPlan(
-        chunk_size=chunk_size,
-        token_R=rows,
-        owner_T=rows,
-        run_offsets=cu_seqlens.numpy(),
-        run_parent=none,
-        run_round=np.zeros_like(none),
-    )
+    return output, final_states(states, chunks, cu_seqlens)
 
 
 def _run_chunks(inputs: GatedDeltaInputs, chunks: ChunkIndex, initial_state: Tensor) -> tuple[Tensor, Tensor]:

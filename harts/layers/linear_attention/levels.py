@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from harts.layers.gather import gather_rows
-from harts.layout.chunk_index import ChunkIndex
+from harts.layout.chunk_index import ChunkIndex, chunk_index
+from harts.layout.rounds import RunPlan
 
 
 def states_along_levels(
@@ -40,3 +42,30 @@ def chunk_rows(x: Tensor, chunks: ChunkIndex) -> Tensor:
 def owned_rows(x: Tensor, chunks: ChunkIndex) -> Tensor:
     """[G, H, C, ...] to [T, H, ...]: each token's output from the one chunk that owns it."""
     return x.transpose(1, 2).flatten(0, 1).index_select(0, chunks.slot_T)
+
+
+def sequence_chunks(cu_seqlens: Tensor, chunk_size: int) -> ChunkIndex:
+    """The chunks of independent sequences, for a kernel's public signature; those of level 0 are in their order.
+
+    Args:
+        cu_seqlens: [sequences + 1] int64 on the CPU; sequence `i` is rows `cu_seqlens[i]:cu_seqlens[i + 1]`, at
+            least one.
+        chunk_size: C; chunks are counted from the start of each sequence.
+    """
+    rows = np.arange(int(cu_seqlens[-1]))
+    none = np.full(cu_seqlens.numel() - 1, -1)
+    runs = RunPlan(  # runs that follow nothing
+        chunk_size=chunk_size,
+        token_R=rows,
+        owner_T=rows,
+        run_offsets=cu_seqlens.numpy(),
+        run_parent=none,
+        run_round=np.zeros_like(none),
+    )
+    return chunk_index(runs)
+
+
+def final_states(states_G: Tensor, chunks: ChunkIndex, cu_seqlens: Tensor) -> Tensor:
+    """[sequences, ...] the state after the last chunk of each sequence."""
+    last_slot = chunks.slot_T[cu_seqlens[1:].to(chunks.slot_T.device) - 1]
+    return states_G[last_slot // chunks.token_GC.shape[1]]

@@ -17,13 +17,17 @@ class Mamba2Layer(Protocol):
     """What is read of a transformers Mamba2 mixer, whatever its family."""
 
     conv1d: nn.Conv1d
-    act: nn.Module
     A_log: nn.Parameter
     D: nn.Parameter
     dt_bias: nn.Parameter
     # Any, since configurations also allow None there until their defaults are filled in.
     ssm_state_size: Any
     time_step_limit: Any
+
+    @property
+    def act(self) -> nn.Module:
+        """Applied to what is convolved."""
+        ...
 
 
 def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) -> tuple[Tensor, Tensor]:

@@ -14,7 +14,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harts.layers.linear_attention.levels import chunk_rows, owned_rows, states_along_levels
+from harts.layers.linear_attention.levels import (
+    chunk_rows,
+    final_states,
+    owned_rows,
+    sequence_chunks,
+    states_along_levels,
+)
 from harts.layout.chunk_index import ChunkIndex
 
 
@@ -54,6 +60,33 @@ def tree_ssd(inputs: SSDInputs, chunks: ChunkIndex) -> Tensor:
     Returns:
         [T, H, V], equal to `ssd_reference`; without the layer's skip term.
     """
+    zero = inputs.key.new_zeros(chunks.num_roots, inputs.value.shape[1], inputs.key.shape[-1], inputs.value.shape[-1])
+    output, _ = _run_chunks(inputs, chunks, zero)
+    return output
+
+
+def chunk_ssd(
+    inputs: SSDInputs, *, cu_seqlens: Tensor, initial_state: Tensor, chunk_size: int
+) -> tuple[Tensor, Tensor]:
+    """Run independent sequences from given states: the public signature of a linear-attention kernel.
+
+    Args:
+        inputs: Rows of all sequences, one after the other.
+        cu_seqlens: [sequences + 1] int64 on the CPU; sequence `i` is rows `cu_seqlens[i]:cu_seqlens[i + 1]`, at
+            least one.
+        initial_state: [sequences, H, K, V].
+        chunk_size: C; chunks are counted from the start of each sequence.
+
+    Returns:
+        Outputs [rows, H, V] and final states [sequences, H, K, V].
+    """
+    chunks = sequence_chunks(cu_seqlens, chunk_size).to(inputs.key.device)
+    output, states = _run_chunks(inputs, chunks, initial_state)
+    return output, final_states(states, chunks, cu_seqlens)
+
+
+def _run_chunks(inputs: SSDInputs, chunks: ChunkIndex, initial_state: Tensor) -> tuple[Tensor, Tensor]:
+    """Outputs [rows, H, V] and the state after each chunk [G, H, K, V]; `initial_state` is [chunks of level 0, ...]."""
     chunked = inputs.map(lambda x: chunk_rows(x, chunks))  # a zero row leaves the state as it is
     query, key = chunked.query, chunked.key  # [G, groups, C, K]
     groups = key.shape[1]
@@ -71,11 +104,12 @@ def tree_ssd(inputs: SSDInputs, chunks: ChunkIndex) -> Tensor:
     def advance(level: slice, state: Tensor) -> Tensor:
         return state * chunk_decay[level] + written[level]
 
-    zero = written.new_zeros(chunks.num_roots, *written.shape[1:])
-    before, _ = states_along_levels(chunks, zero, advance)
+    # [G, groups, K, heads of a group, V], so that a group's heads are columns of one product.
+    grouped = initial_state.unflatten(1, (groups, -1)).transpose(2, 3)
+    before, after = states_along_levels(chunks, grouped, advance)
     read = (query @ before.flatten(-2)).unflatten(-1, before.shape[-2:]).transpose(2, 3)
     output = inside + read * from_start.exp().unsqueeze(-1)
-    return owned_rows(output.flatten(1, 2), chunks)
+    return owned_rows(output.flatten(1, 2), chunks), after.transpose(2, 3).flatten(1, 2)
 
 
 def _as_columns(x: Tensor) -> Tensor:

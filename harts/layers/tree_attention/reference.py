@@ -14,6 +14,7 @@ def tree_attention_reference(
     parent_T: Tensor,
     scale: float,
     window: int | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Attention of every token over its ancestors and itself.
 
@@ -22,6 +23,7 @@ def tree_attention_reference(
         parent_T: [T] int64, -1 at a root.
         scale: Multiplies the scores.
         window: Tokens of the path that each token sees, itself included; None for all.
+        sink_H: [heads]. A score beside those of the keys whose value is zero; None for no sink.
 
     Returns:
         [heads, T, V].
@@ -34,4 +36,7 @@ def tree_attention_reference(
             visible_TT[token, ancestor] = True
             ancestor, distance = int(parent_T[ancestor]), distance + 1
     scores_HTT = (query_HTK @ key_HTK.transpose(-1, -2) * scale).masked_fill(~visible_TT, float("-inf"))
-    return scores_HTT.softmax(-1) @ value_HTV
+    if sink_H is None:
+        return scores_HTT.softmax(-1) @ value_HTV
+    sinks = sink_H[:, None, None].expand(-1, num_tokens, 1)
+    return torch.cat([scores_HTT, sinks], dim=-1).softmax(-1)[..., :-1] @ value_HTV

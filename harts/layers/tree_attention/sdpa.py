@@ -32,6 +32,7 @@ def tree_attention(
     layout: PackedLayout,
     scale: float,
     window: int | None = None,
+    sink_H: Tensor | None = None,
 ) -> Tensor:
     """Attention of every packed token over its path.
 
@@ -41,41 +42,55 @@ def tree_attention(
         layout: Of the same T tokens.
         scale: Multiplies the scores.
         window: Positions of the path that a query sees, its own included; None for all.
+        sink_H: [query heads]. Score of an attention sink, which takes its share of each softmax and has no value (the
+            learned bias in the denominator of gpt-oss, arXiv 2508.10925); None for no sink.
 
     Returns:
         [query heads, T, V]. Equals causal attention on each root-to-leaf path alone.
     """
     groups = query_HTK.shape[0] // key_HTK.shape[0]
     key_HTK, value_HTV = key_HTK.repeat_interleave(groups, dim=0), value_HTV.repeat_interleave(groups, dim=0)
-    return _TreeAttention.apply(query_HTK, key_HTK, value_HTV, _Options(layout=layout, scale=scale, window=window))
+    options = _Options(layout=layout, scale=scale, window=window)
+    if sink_H is None:
+        return _TreeAttention.apply(options, query_HTK, key_HTK, value_HTV)
+    # Widened here, so that what the blocks add to its gradient is added in float32.
+    sink_H = sink_H.to(torch.promote_types(sink_H.dtype, torch.float32))
+    return _TreeAttention.apply(options, query_HTK, key_HTK, value_HTV, sink_H)
 
 
 class _TreeAttention(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, options: _Options) -> Tensor:
-        ctx.save_for_backward(query, key, value)
+    def forward(ctx: Any, options: _Options, query: Tensor, key: Tensor, value: Tensor, *sinks: Tensor) -> Tensor:
+        ctx.save_for_backward(query, key, value, *sinks)
         ctx.options = options
         output = query.new_empty(*query.shape[:2], value.shape[2])
         for queries, keys, mask in _blocks(options):
-            output[:, queries] = _attend(query[:, queries], key[:, keys], value[:, keys], mask, options.scale)
+            inputs = (query[:, queries], key[:, keys], value[:, keys], *sinks)
+            output[:, queries] = _attend(inputs, mask, options.scale)
         return output
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = grad_outputs
-        query, key, value = ctx.saved_tensors
+        query, key, value, *sinks = ctx.saved_tensors
         accumulator = torch.promote_types(key.dtype, torch.float32)
         grad_query = torch.empty_like(query)
         grad_key, grad_value = torch.zeros_like(key, dtype=accumulator), torch.zeros_like(value, dtype=accumulator)
+        grad_sinks = [torch.zeros_like(sink) for sink in sinks]
         for queries, keys, mask in _blocks(ctx.options):
-            inputs = [x.detach().requires_grad_() for x in (query[:, queries], key[:, keys], value[:, keys])]
+            parts = (query[:, queries], key[:, keys], value[:, keys], *sinks)
+            inputs = tuple(x.detach().requires_grad_() for x in parts)
             with torch.enable_grad():
-                output = _attend(inputs[0], inputs[1], inputs[2], mask, ctx.options.scale)
-            grad_query[:, queries], block_key, block_value = torch.autograd.grad(output, inputs, grad[:, queries])
+                output = _attend(inputs, mask, ctx.options.scale)
+            grad_query[:, queries], block_key, block_value, *block_sinks = torch.autograd.grad(
+                output, inputs, grad[:, queries]
+            )
             # A block names each key once, so indexed addition has no duplicates to lose.
             grad_key[:, keys] += block_key
             grad_value[:, keys] += block_value
-        return grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), None
+            for total, block_sink in zip(grad_sinks, block_sinks, strict=True):
+                total.add_(block_sink)
+        return None, grad_query, grad_key.to(key.dtype), grad_value.to(value.dtype), *grad_sinks
 
 
 def _blocks(options: _Options) -> Iterator[tuple[slice, Tensor | slice, Tensor]]:
@@ -92,5 +107,11 @@ def _blocks(options: _Options) -> Iterator[tuple[slice, Tensor | slice, Tensor]]
         yield queries, keys, mask
 
 
-def _attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor, scale: float) -> Tensor:
-    return F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask, scale=scale)[0]
+def _attend(inputs: tuple[Tensor, ...], mask: Tensor, scale: float) -> Tensor:
+    """Queries, keys, values and, if there is one, the sink of one block to its outputs."""
+    query, key, value, *sinks = inputs
+    if not sinks:
+        return F.scaled_dot_product_attention(query[None], key[None], value[None], attn_mask=mask, scale=scale)[0]
+    scores = (query @ key.transpose(-1, -2) * scale).to(sinks[0].dtype).masked_fill(~mask, float("-inf"))
+    sink = sinks[0][:, None, None].expand(-1, query.shape[1], 1)
+    return torch.cat([scores, sink], dim=-1).softmax(-1)[..., :-1].to(value.dtype) @ value

@@ -76,4 +76,6 @@ FAMILY = Family(
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
     mixers=gated_delta_net_mixers,
     tiny={**TINY, **TINY_GATED_DELTA_NET, **TINY_MROPE},
+    # The activation after the short convolution is the MLP's.
+    required={"attention_dropout": 0.0, "hidden_act": "silu"},
 )

@@ -53,4 +53,6 @@ FAMILY = Family(
     mixers=gated_delta_net_mixers,
     tiny={**TINY, **TINY_GATED_DELTA_NET, **TINY_EXPERTS},
     active_experts=lambda config: config.num_experts_per_tok / config.num_experts,
+    # The activation after the short convolution is the MLP's.
+    required={"attention_dropout": 0.0, "hidden_act": "silu"},
 )
