@@ -13,7 +13,9 @@ Example:
 """
 
 from harts.check import CheckReport, check_model
-from harts.data import Trajectory
+from harts.data import RolloutGroup, Trajectory
+from harts.data.readers import GroupShape, SkippedLines, read
+from harts.inspect import TreeView, describe
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.statistics import RouterStatistics
 from harts.models import TreeModel, prepare, update_expert_bias
@@ -27,22 +29,28 @@ __all__ = [
     "CheckReport",
     "CustomObjective",
     "Execution",
+    "GroupShape",
     "Objective",
+    "RolloutGroup",
     "RouterLosses",
     "RouterStatistics",
+    "SkippedLines",
     "StepResult",
     "Supervised",
     "Trajectory",
     "TreeModel",
+    "TreeView",
     "check_model",
     "cispo",
     "compute_logprobs",
     "count_load",
     "dapo",
+    "describe",
     "grpo",
     "gspo",
     "ppo",
     "prepare",
+    "read",
     "record_routes",
     "route_conflicts",
     "train_step",

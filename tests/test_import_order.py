@@ -20,13 +20,14 @@ ORDER = (
     "objective",
     "step",
     "check",
+    "inspect",
     "rollout",
     "train",
     "integrations",
     "cli",
 )
-# The package itself (`import harts`) re-exports the check, the test oracle runs a step.
-AS_STAGE = {"": "check", "testing": "step"}
+# The package itself (`import harts`) re-exports the check and trees to look at, the test oracle runs a step.
+AS_STAGE = {"": "inspect", "testing": "step"}
 # `config` imports no stage, so it may stand before all of them, but only these read it.
 CONFIG_READERS = ("rollout", "train", "cli")
 # The demo's own rollouts: inside `train`, the loop alone knows them.

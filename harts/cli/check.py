@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,8 +21,9 @@ from harts.check.differences import Differences
 from harts.check.run import STEPS
 from harts.check.synthetic import synthetic_rollouts
 from harts.cli.model_names import HELP, load_model
+from harts.cli.options import ReadingOptions, grouped_options
 from harts.data import Trajectory
-from harts.data.readers import read_trajectories
+from harts.data.readers import GroupShape
 from harts.models.registry import find_family
 
 EPILOG = """
@@ -42,7 +44,7 @@ DtypeName = Literal["float64", "float32", "bfloat16"]
 ModelName = Annotated[str, typer.Option("--model", metavar="MODEL", help=HELP)]
 Data = Annotated[
     str,
-    typer.Option("--data", metavar="PATH", help="Trajectories with token ids (.jsonl, .jsonl.gz), or `synthetic`."),
+    typer.Option("--data", metavar="PATH", help="Rollouts (token ids or message logs), or `synthetic`."),
 ]
 Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Of the model's weights and of the computation.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
@@ -56,12 +58,24 @@ Truth = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 
 
+@dataclass(frozen=True, kw_only=True)
+class Rollouts:
+    """Which rollouts are computed."""
+
+    data: Data = "synthetic"
+    """A path, or `synthetic`."""
+    max_tokens: MaxTokens = 8192
+    """Of all trajectories."""
+
+
+@grouped_options
 def check(
+    *,
     model: ModelName,
-    data: Data = "synthetic",
+    rollouts: Rollouts,
+    reading: ReadingOptions,
     dtype: Dtype = "float32",
     device: Device = "cpu",
-    max_tokens: MaxTokens = 8192,
     truth: Truth = None,
     as_json: Json = False,
 ) -> None:
@@ -71,7 +85,8 @@ def check(
     layer that mixes tokens.
     """
     try:
-        report = _run(load_model(model, dtype=getattr(torch, dtype), device=device), data, max_tokens, truth)
+        module = load_model(model, dtype=getattr(torch, dtype), device=device)
+        report = _run(module, _rollouts(module, rollouts, reading), truth)
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
@@ -82,8 +97,7 @@ def check(
     raise typer.Exit(0 if report.passed else 1)
 
 
-def _run(model: PreTrainedModel, data: str, max_tokens: int, truth: bool | None) -> CheckReport:
-    trajectories = _rollouts(model, data, max_tokens)
+def _run(model: PreTrainedModel, trajectories: list[Trajectory], truth: bool | None) -> CheckReport:
     bar = Progress(
         TextColumn("{task.description:15}"),
         BarColumn(),
@@ -101,24 +115,29 @@ def _run(model: PreTrainedModel, data: str, max_tokens: int, truth: bool | None)
         return check_model(model, trajectories, truth=truth, progress=progress)
 
 
-def _rollouts(model: PreTrainedModel, data: str, max_tokens: int) -> list[Trajectory]:
-    if data == "synthetic":
+def _rollouts(model: PreTrainedModel, rollouts: Rollouts, reading: ReadingOptions) -> list[Trajectory]:
+    if rollouts.data == "synthetic":
         family = find_family(model.config)
         unit = family.layout_needs(model.config).chunk_size or 64
         return synthetic_rollouts(model.config.vocab_size, unit=unit)
-    taken = list(_first(Path(data), max_tokens))
+    taken = list(_first(reading, rollouts))
     if not taken:
-        raise ValueError(f"{data}: the first trajectory has more than {max_tokens} tokens. Raise --max-tokens.")
+        raise ValueError(
+            f"{rollouts.data}: the first trajectory has more than {rollouts.max_tokens} tokens. Raise --max-tokens."
+        )
     return taken
 
 
-def _first(path: Path, max_tokens: int) -> Iterator[Trajectory]:
+def _first(reading: ReadingOptions, rollouts: Rollouts) -> Iterator[Trajectory]:
     tokens = 0
-    for trajectory in read_trajectories(path):
-        tokens += len(trajectory)
-        if tokens > max_tokens:
-            return
-        yield trajectory
+    for group in reading.read(Path(rollouts.data)):
+        if isinstance(group, GroupShape):
+            raise ValueError(f"{rollouts.data} holds shapes, a check needs token ids. Give trajectories or messages.")
+        for trajectory in group.trajectories:
+            tokens += len(trajectory)
+            if tokens > rollouts.max_tokens:
+                return
+            yield trajectory
 
 
 def _show(report: CheckReport, model: str, console: Console) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from harts.cli import calibrate, check, models, plan
+from harts.cli import calibrate, check, inspect, models, plan
 from harts.cli.train import EPILOG, train
 
 app = typer.Typer(
@@ -16,6 +16,7 @@ app = typer.Typer(
 )
 app.command(epilog=EPILOG)(train)
 app.command(epilog=check.EPILOG)(check.check)
+app.command(epilog=inspect.EPILOG)(inspect.inspect)
 app.command(epilog=plan.EPILOG)(plan.plan)
 app.command(epilog=calibrate.EPILOG)(calibrate.calibrate)
 app.command(epilog=models.EPILOG)(models.models)

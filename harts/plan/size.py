@@ -135,24 +135,7 @@ def _union(spans: list[tuple[int, int]]) -> int:
 
 
 def _count_runs(tree: PrefixTree, chunk_size: int) -> tuple[int, int, int]:
-    """Runs, rounds and replayed rows.
+    """Runs, rounds and replayed rows."""
+    from harts.plan.run_counts import count_runs
 
-    A path that parts from another goes back to the last full chunk (the boundary) before the branch; all but one of
-    the paths below a branch open a run there, and so does the boundary itself.
-    """
-    boundary_S = tree.end_S // chunk_size * chunk_size
-    children_S = tree.num_children_S
-    parents, branches = tree.parent_S.tolist(), (children_S > 1).tolist()
-    inside = (boundary_S > tree.start_S).tolist()
-    holders: list[int] = []  # segment with the token before the last boundary
-    cut = [False] * len(parents)
-    for segment, parent in enumerate(parents):
-        holders.append(segment if inside[segment] else holders[parent] if parent >= 0 else -1)
-        if branches[segment] and holders[segment] >= 0:
-            cut[holders[segment]] = True
-    depths: list[int] = []  # cuts on the path
-    for segment, parent in enumerate(parents):
-        depths.append((depths[parent] if parent >= 0 else 0) + cut[segment])
-    others_S = np.maximum(children_S - 1, 0)
-    runs = int((tree.parent_S < 0).sum() + others_S.sum()) + sum(cut)
-    return runs, 1 + max(depths), int((others_S * (tree.end_S - boundary_S)).sum())
+    return count_runs(tree.parent_S, tree.start_S, tree.end_S, chunk_size)

@@ -108,7 +108,7 @@ def test_errors_name_what_to_change(tmp_path: Path, changes: dict[str, object], 
 
 
 @pytest.mark.parametrize(
-    ("text", "message"), [("", "is empty"), ('{"tokens": 3}\n', "fields tokens, expected token_ids")]
+    ("text", "message"), [("", "is empty"), ('{"tokens": 3}\n', "fields tokens, which is no format that is known")]
 )
 def test_a_file_of_something_else_is_refused(tmp_path: Path, text: str, message: str):
     path = tmp_path / "other.jsonl"

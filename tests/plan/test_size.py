@@ -7,7 +7,8 @@ from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.trajectory import example_trajectories
-from harts.layout.rounds import plan_runs
+from harts.layout.rounds import plan_runs, rounds_if_interior_states
+from harts.plan.run_counts import count_rounds_e
 from harts.plan.size import count_loss_edges, size_of_flat, size_of_tree
 from harts.tree import PrefixTree, build_prefix_tree
 
@@ -32,6 +33,8 @@ def test_runs_rounds_and_replayed_rows_are_those_of_the_layout(words, chunk_size
     size = size_of_tree(tree, chunk_size=chunk_size)
     assert (size.runs, size.rounds) == (runs.run_parent.size, runs.num_rounds)
     assert size.replayed == runs.num_replayed
+    rounds_e = count_rounds_e(tree.parent_S, tree.start_S, tree.end_S, chunk_size)
+    assert rounds_e == rounds_if_interior_states(tree, chunk_size)
 
 
 @settings(deadline=None)

@@ -5,32 +5,17 @@ One object a line is one group. The two lists fix the group's prefix tree; group
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.data.readers.lines import read_objects
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class GroupShape:
-    """The trajectories of one task, in lexicographic order of their tokens.
-
-    Example (`abc`, `abcde`, `abcz`, `abxy`): length_N [3, 5, 4, 4], lcp_N [0, 3, 3, 2].
-    """
-
-    name: str
-    """What the file calls it; empty if it does not."""
-    length_N: NDArray[np.int64]
-    """[N] int64, >= 1. Tokens of each."""
-    lcp_N: NDArray[np.int64]
-    """[N] int64. Tokens shared with the one before; 0 for the first."""
-    loss_spans: tuple[tuple[tuple[int, int], ...], ...]
-    """For each trajectory the half-open [begin, end) spans of trained positions."""
+from harts.data.readers.format import ReaderFormat
+from harts.data.readers.json_records import JsonRecords
+from harts.data.readers.record import Record
+from harts.data.readers.shape import GroupShape
 
 
 def read_shapes(path: str | Path) -> Iterator[GroupShape]:
@@ -42,20 +27,30 @@ def read_shapes(path: str | Path) -> Iterator[GroupShape]:
     Raises:
         ValueError: Naming file, line and field.
     """
-    for place, fields in read_objects(Path(path)):
-        length_N, lcp_N = (_integers(fields, name, place) for name in ("length", "lcp"))
-        _check(length_N, lcp_N, place)
-        yield GroupShape(
-            name=str(fields.get("task", "")),
-            length_N=length_N,
-            lcp_N=lcp_N,
-            loss_spans=_spans(fields.get("loss_spans"), length_N, place),
-        )
+    for item in JsonRecords(Path(path)):
+        yield parse_shape(item.load())
 
 
-def _integers(fields: dict[str, Any], name: str, place: str) -> NDArray[np.int64]:
+def parse_shape(record: Record) -> GroupShape:
+    """One record.
+
+    Raises:
+        ValueError: Naming place and field.
+    """
+    fields, place = record.fields, record.place
+    length_N, lcp_N = (_integers(fields, name, place) for name in ("length", "lcp"))
+    _check(length_N, lcp_N, place)
+    return GroupShape(
+        name=str(fields.get("task", "")),
+        length_N=length_N,
+        lcp_N=lcp_N,
+        loss_spans=_spans(fields.get("loss_spans"), length_N, place),
+    )
+
+
+def _integers(fields: Mapping[str, Any], name: str, place: str) -> NDArray[np.int64]:
     values = fields.get(name)
-    if not (isinstance(values, list) and values and all(type(v) is int for v in values)):
+    if not (isinstance(values, list) and values and all(type(v) is int and abs(v) < 2**62 for v in values)):
         raise ValueError(f"{place}, field {name}: expected a list of at least one integer, got {_short(values)}.")
     return np.array(values, dtype=np.int64)
 
@@ -97,3 +92,13 @@ def _spans(value: Any, length_N: NDArray[np.int64], place: str) -> tuple[tuple[t
 def _short(value: Any) -> str:
     text = repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+SHAPES = ReaderFormat(
+    name="shapes",
+    holds="tree shapes without tokens: length and lcp",
+    sniff=lambda record: "length" in record.fields and "lcp" in record.fields,
+    # Each is a group of its own, whatever their names.
+    names=lambda record: [""],
+    samples=lambda record: [parse_shape(record)],
+)

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields as dataclass_fields
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from harts.data.readers.lines import open_text, read_objects
+from harts.data.batch import TrajectoryBatch
+from harts.data.readers.format import ReaderFormat
+from harts.data.readers.json_records import JsonRecords
+from harts.data.readers.lines import open_text
+from harts.data.readers.record import Record, flags, integers, is_integer, is_number, numbers, short
 from harts.data.trajectory import Trajectory
 
 FIELDS = tuple(f.name for f in dataclass_fields(Trajectory))
-STREAMS = ("loss_mask", "advantages", "sampling_logprobs", "ref_logprobs", "share_key", "routes")
-INTEGER_FIELDS = ("token_ids", "share_key")
+STREAMS = ("advantages", "sampling_logprobs", "ref_logprobs")
+# All values of a good line are numbers, so this text cannot stand inside one.
+GROUP_ID = re.compile(rb'"group_id"\s*:\s*(-?[0-9]{1,19})\b(?![.eE])')
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     """Stream the trajectories of a file. Only `token_ids` is required; defaults are those of `Trajectory.of`.
 
     Args:
-        path: Of a .jsonl or .jsonl.gz file.
+        path: Of a .jsonl file, plain or compressed.
 
     Raises:
         ValueError: Naming file, line and field. What needs the whole step (a stream that only some trajectories
@@ -31,9 +38,99 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
     Example of a line:
         {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "advantages": 0.5, "group_id": 3}
     """
-    for place, fields in read_objects(Path(path)):
-        _check(fields, place)
-        yield Trajectory.of(fields.pop("token_ids"), **fields)
+    for item in JsonRecords(Path(path)):
+        yield parse_trajectory(item.load())
+
+
+def parse_trajectory(record: Record) -> Trajectory:
+    """One record.
+
+    Raises:
+        ValueError: Naming place and field.
+    """
+    fields, place = record.fields, record.place
+    unknown = sorted(set(fields) - set(FIELDS))
+    if unknown:
+        raise ValueError(f"{place}, field {unknown[0]}: unknown. Fields are {', '.join(FIELDS)}.")
+    ids = integers(fields.get("token_ids", []), "token_ids", place)
+    if ids.size == 0:
+        raise ValueError(f"{place}, field token_ids: expected a list of at least one integer.")
+    trajectory = Trajectory.of(ids, **_streams(fields, place, ids.size), **_scalars(fields, place))
+    try:
+        TrajectoryBatch.of([trajectory])
+    except ValueError as error:
+        # Later checks could not name the place.
+        raise ValueError(f"{place}: {str(error).replace('Trajectory 0', 'the trajectory', 1)}") from error
+    return trajectory
+
+
+def _streams(fields: Mapping[str, Any], place: str, length: int) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if "loss_mask" in fields:
+        values["loss_mask"] = flags(fields["loss_mask"], "loss_mask", place, length=length)
+    for name in STREAMS:
+        if name in fields:
+            value = fields[name]
+            scalar = name == "advantages" and is_number(value)
+            values[name] = float(value) if scalar else numbers(value, name, place, length=length)
+    if "share_key" in fields:
+        values["share_key"] = integers(fields["share_key"], "share_key", place)
+        if values["share_key"].size != length:
+            raise ValueError(f"{place}, field share_key: expected a list of {length} numbers, one a token.")
+    if "routes" in fields:
+        values["routes"] = _routes(fields["routes"], place, length)
+    return values
+
+
+def _routes(value: Any, place: str, length: int) -> NDArray[np.int32]:
+    """[L, M, A] recorded experts."""
+    try:
+        array = np.array(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0)
+    limits = np.iinfo(np.int32)
+    fits = array.ndim == 3 and array.shape[0] == length and array.dtype.kind == "i"
+    if not fits or array.size == 0 or array.min() < limits.min or array.max() > limits.max:
+        raise ValueError(f"{place}, field routes: expected {length} lists of as many lists of integers each.")
+    return array.astype(np.int32)
+
+
+def _scalars(fields: Mapping[str, Any], place: str) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    if "group_id" in fields:
+        if not is_integer(fields["group_id"]):
+            raise ValueError(f"{place}, field group_id: got {short(fields['group_id'])}, expected an integer.")
+        values["group_id"] = int(fields["group_id"])
+    for name in ("temperature", "weight"):
+        if name in fields:
+            if not is_number(fields[name]):
+                raise ValueError(f"{place}, field {name}: got {short(fields[name])}, expected a number.")
+            values[name] = float(fields[name])
+    return values
+
+
+def _name(record: Record) -> list[str]:
+    group = record.fields.get("group_id", 0)
+    return [str(int(group)) if is_integer(group) else ""]
+
+
+def _quick_name(data: bytes) -> str | None:
+    """Without parsing the tokens, which would take most of the time of a first pass."""
+    if b"\\" in data:
+        # The field's name could be written with escapes.
+        return None
+    found = GROUP_ID.findall(data)
+    return str(int(found[-1])) if found else "0"
+
+
+TRAJECTORIES = ReaderFormat(
+    name="trajectories",
+    holds="our own trajectories: token_ids and the other fields of Trajectory",
+    sniff=lambda record: "token_ids" in record.fields,
+    names=_name,
+    samples=lambda record: [parse_trajectory(record)],
+    quick_name=_quick_name,
+)
 
 
 def write_trajectories(path: str | Path, trajectories: Iterable[Trajectory]) -> None:
@@ -49,55 +146,3 @@ def _plain(value: Any) -> Any:
     if not isinstance(value, np.ndarray):
         return value
     return (value.astype(int) if value.dtype == bool else value).tolist()
-
-
-def _check(fields: dict[str, Any], place: str) -> None:
-    unknown = sorted(set(fields) - set(FIELDS))
-    if unknown:
-        raise ValueError(f"{place}, field {unknown[0]}: unknown. Fields are {', '.join(FIELDS)}.")
-    ids = fields.get("token_ids")
-    if not isinstance(ids, list) or not ids:
-        raise ValueError(f"{place}, field token_ids: expected a list of at least one integer.")
-    for name in ("token_ids", *(s for s in STREAMS if s in fields)):
-        values = fields[name]
-        if name == "routes" and isinstance(values, list) and _is_choices(values, len(ids)):
-            continue
-        if name == "advantages" and _is_number(values):
-            continue
-        if name == "routes":
-            raise ValueError(f"{place}, field routes: expected {len(ids)} lists of as many lists of integers each.")
-        if not isinstance(values, list) or len(values) != len(ids):
-            raise ValueError(f"{place}, field {name}: expected a list of {len(ids)} numbers, one a token.")
-        fits = _is_integer if name in INTEGER_FIELDS else _is_flag if name == "loss_mask" else _is_number
-        bad = next((i for i, value in enumerate(values) if not fits(value)), None)
-        if bad is not None:
-            kind = "an integer" if name in INTEGER_FIELDS else "0 or 1" if name == "loss_mask" else "a number"
-            raise ValueError(f"{place}, field {name}: entry {bad} is {values[bad]!r}, expected {kind}.")
-    if "group_id" in fields and not _is_integer(fields["group_id"]):
-        raise ValueError(f"{place}, field group_id: got {fields['group_id']!r}, expected an integer.")
-    for name in ("temperature", "weight"):
-        if name in fields and not _is_number(fields[name]):
-            raise ValueError(f"{place}, field {name}: got {fields[name]!r}, expected a number.")
-
-
-def _is_integer(value: Any) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
-
-
-def _is_number(value: Any) -> bool:
-    return type(value) in (int, float)
-
-
-def _is_choices(values: list[Any], length: int) -> bool:
-    """Whether it is an array of three axes, one row a token."""
-    if len(values) != length or not all(isinstance(layers, list) and layers for layers in values):
-        return False
-    choices = [experts for layers in values for experts in layers]
-    if not all(isinstance(experts, list) and experts for experts in choices):
-        return False
-    sizes = {len(layers) for layers in values}, {len(experts) for experts in choices}
-    return all(len(size) == 1 for size in sizes) and all(_is_integer(e) for experts in choices for e in experts)
-
-
-def _is_flag(value: Any) -> bool:
-    return type(value) in (int, bool, float) and value in (0, 1)

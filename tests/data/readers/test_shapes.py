@@ -67,7 +67,7 @@ def test_messages_name_file_line_and_field(tmp_path: Path, change: dict[str, obj
 
 
 @pytest.mark.parametrize(
-    ("content", "message"), [(b"[1]\n", "line 1: got a list"), (b"\xff\n", "after line 0"), (None, "is no file")]
+    ("content", "message"), [(b"[1]\n", "record 1: got a int"), (b"\xff\n", "line 1: no JSON"), (None, "is no file")]
 )
 def test_what_is_no_file_of_objects_is_refused(tmp_path: Path, content: bytes | None, message: str):
     path = tmp_path / "s.jsonl"
@@ -80,5 +80,5 @@ def test_what_is_no_file_of_objects_is_refused(tmp_path: Path, content: bytes | 
 def test_a_cut_off_gzip_file_is_refused(tmp_path: Path):
     path = write(tmp_path / "s.jsonl.gz", WORKED)
     path.write_bytes(path.read_bytes()[:-10])
-    with pytest.raises(ValueError, match=r"s\.jsonl\.gz, after line"):
+    with pytest.raises(ValueError, match=r"s\.jsonl\.gz: damaged after"):
         list(read_shapes(path))
