@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch import multiprocessing
+from torch.multiprocessing.spawn import spawn
 
 import harts
 from harts.data import TrajectoryBatch
@@ -70,7 +70,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks_give_the_step_of_one(tmp_path: Path):
     assert all(any(m.trajectories for m in rank) for rank in two_rank_plan().slots)
-    multiprocessing.spawn(run_rank, args=(str(tmp_path),), nprocs=2)
+    spawn(run_rank, args=(str(tmp_path),), nprocs=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     for balance, losses in LOSSES.items():
         model = harts.prepare(tiny_moe("deepseek_v3"), router=losses)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -67,7 +69,7 @@ def test_attention_that_is_slightly_off_differs_without_a_leak(monkeypatch: pyte
 def test_a_wrong_gradient_alone_differs(monkeypatch: pytest.MonkeyPatch):
     exact = attention.tree_attention
 
-    def forgets_half(q: Tensor, k: Tensor, v: Tensor, **options: object) -> Tensor:
+    def forgets_half(q: Tensor, k: Tensor, v: Tensor, **options: Any) -> Tensor:
         return exact(q, k, (v + v.detach()) / 2, **options)
 
     monkeypatch.setattr(attention, "tree_attention", forgets_half)
