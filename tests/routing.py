@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
@@ -12,7 +14,7 @@ from transformers import PreTrainedModel
 import harts
 from harts.data import Trajectory
 from harts.layers.moe import reference
-from harts.models.registry import family_of_type, supported_types
+from harts.models.registry import family_of_type, find_family, supported_types
 from harts.models.tiny import tiny_model
 
 Alone = list[list[tuple[Tensor, Tensor]]]
@@ -79,3 +81,18 @@ def reference_losses(
     if losses.has_losses:
         total.backward()
     return balance.detach(), z.detach(), reference.loads(alone, counts)
+
+
+def follow_routes(exact: harts.TreeModel, trajectories: Sequence[Trajectory]) -> list[Trajectory]:
+    """The trajectories with the routes of a model in a wider dtype.
+
+    In 16 bits near-ties send tokens to other experts, in flat training as on trees; which of the two a few of these hit
+    harder is chance and would decide a comparison of errors.
+    """
+    family = find_family(exact.module.config)
+    if family.active_experts(exact.module.config) < 1 and not exact.routing.sites:
+        pytest.skip("this transformers routes inside the block, so routes cannot be given")
+    if not exact.routing.sites:
+        return list(trajectories)
+    routes = harts.record_routes(exact, trajectories)
+    return [replace(t, routes=r) for t, r in zip(trajectories, routes, strict=True)]

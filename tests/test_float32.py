@@ -16,6 +16,7 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import gradients, one_trajectory_at_a_time
 from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.routing import follow_routes
 
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
@@ -127,8 +128,9 @@ def flat_in_another_order(
 @pytest.mark.parametrize("model_type", supported_types())
 def test_bfloat16_error_is_flats(model_type: str):
     """Against a float32 truth, the tree's bfloat16 log-probs are no worse than those of trajectory-wise bfloat16."""
-    trajectories = trajectories_of(RICH)
-    truth, _ = flat(tiny_model(model_type, dtype=torch.bfloat16).float(), trajectories)
+    exact = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).float())
+    trajectories = follow_routes(exact, trajectories_of(RICH))
+    truth = harts.compute_logprobs(exact, trajectories, execution="flat")
     model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16))
     errors = {}
     for execution in ("tree", "flat"):

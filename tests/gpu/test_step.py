@@ -11,6 +11,7 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients
 from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.routing import follow_routes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
@@ -32,16 +33,14 @@ def test_tree_equals_flat_in_float64(case: Case, model_type: str):
 
 @pytest.mark.parametrize("model_type", supported_types())
 def test_bfloat16_error_is_flats(model_type: str):
-    """Over several models: of a single one with experts, a few tokens that are routed elsewhere decide."""
-    trajectories, squares = trajectories_of(RICH), {"tree": 0.0, "flat": 0.0}
-    for seed in range(4):
-        truth = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16, seed=seed).double().cuda())
-        with float64_throughout():
-            expected = harts.compute_logprobs(truth, trajectories, execution="flat")
-        for execution in squares:
-            model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16, seed=seed).cuda())
-            result = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
-            squares[execution] += np.mean((result.logprobs_P - expected) ** 2)
-    errors = {execution: np.sqrt(total / 4) for execution, total in squares.items()}
+    truth = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).double().cuda())
+    with float64_throughout():
+        trajectories = follow_routes(truth, trajectories_of(RICH))
+        expected = harts.compute_logprobs(truth, trajectories, execution="flat")
+    errors = {}
+    for execution in ("tree", "flat"):
+        model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).cuda())
+        result = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
+        errors[execution] = np.sqrt(np.mean((result.logprobs_P - expected) ** 2))
     print(model_type, errors)  # noqa: T201 - figures for the log of a run
     assert errors["tree"] <= 1.05 * errors["flat"]
