@@ -16,9 +16,12 @@ from harts.check import CheckReport, check_model
 from harts.data import RolloutGroup, Trajectory
 from harts.data.readers import GroupShape, SkippedLines, read
 from harts.inspect import TreeView, describe
-from harts.models import TreeModel, prepare
+from harts.layers.moe.losses import RouterLosses
+from harts.layers.moe.statistics import RouterStatistics
+from harts.models import TreeModel, prepare, update_expert_bias
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
-from harts.step import Execution, StepResult, compute_logprobs, train_step
+from harts.step import Execution, StepResult, compute_logprobs, count_load, record_routes, train_step
+from harts.tree import route_conflicts
 
 __version__ = "0.1.0"
 
@@ -29,6 +32,8 @@ __all__ = [
     "GroupShape",
     "Objective",
     "RolloutGroup",
+    "RouterLosses",
+    "RouterStatistics",
     "SkippedLines",
     "StepResult",
     "Supervised",
@@ -38,6 +43,7 @@ __all__ = [
     "check_model",
     "cispo",
     "compute_logprobs",
+    "count_load",
     "dapo",
     "describe",
     "grpo",
@@ -45,5 +51,8 @@ __all__ = [
     "ppo",
     "prepare",
     "read",
+    "record_routes",
+    "route_conflicts",
     "train_step",
+    "update_expert_bias",
 ]

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -19,8 +19,12 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import Trajectory, TrajectoryBatch
+from harts.data.ragged import ranges
+from harts.layers.moe.losses import RouterLosses
+from harts.layers.moe.recorder import RouterRecorder
+from harts.layers.moe.statistics import RouterStatistics
 from harts.layout.flat import FlatLayout, flat_layout
-from harts.layout.packed import PackedLayout, pack
+from harts.layout.packed import PackedLayout, flat_to_packed, pack
 from harts.logprobs import linear_logprobs, restore
 from harts.models import TreeModel
 from harts.objective import check_streams, loss_weights
@@ -36,7 +40,7 @@ class StepResult:
     """What a step computed. Gradients are in the parameters' `.grad`, added to what was there."""
 
     loss: float
-    """The objective over the whole step."""
+    """The objective over the whole step; routers' losses are not in it."""
     metrics: dict[str, float]
     """The objective's metrics over the whole step."""
     logprobs_P: NDArray[np.float64]
@@ -52,6 +56,8 @@ class StepResult:
     """Largest number of linear-attention rounds over the microbatches; 0 without linear attention or if flat."""
     num_replayed: int
     """Tokens whose linear-attention state update was repeated, over all microbatches; 0 if flat."""
+    router: RouterStatistics | None
+    """What the routers of the rank's microbatches did, and their losses; None unless prepared with `router`."""
     seconds: float
     """Wall time of the step, planning included."""
 
@@ -87,33 +93,33 @@ def train_step(
         >>> optimizer.step()  # doctest: +SKIP
     """
     begin = time.perf_counter()
-    batch = TrajectoryBatch.of(trajectories)
-    batch.check_vocabulary(model.vocab_size)
+    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank)
+    batch = step.batch
     check_streams(objective, batch)
     loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
 
-    tree = build_prefix_tree(batch)
-    made = _plan(tree, model, execution, max_tokens_per_microbatch) if plan is None else plan
-    _check_plan(made, execution, dp_rank, batch.num_trajectories)
-    loss, metrics, logprobs_P, layouts = 0.0, {}, np.full(batch.trained_P.size, np.nan), []
-    for members, layout in _layouts(batch, tree, made, model, dp_rank):
-        logprob_P, entropy_P = _logprobs(model, layout, with_entropy=objective.needs_entropy)
+    router = _router_losses(model, step)
+    loss, metrics, logprobs_P, layouts, routed = 0.0, {}, np.full(batch.trained_P.size, np.nan), [], []
+    for members, layout in step.layouts(model):
+        recorder = model.routing.recorder(layout, batch, router)
+        logprob_P, entropy_P = _logprobs(model, layout, recorder, with_entropy=objective.needs_entropy)
         output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
         output.loss.backward()
-
         loss += output.loss.item()
         metrics = {name: metrics.get(name, 0.0) + value.item() for name, value in output.metrics.items()}
         logprobs_P[batch.policy_tokens(members)] = logprob_P.detach().double().cpu().numpy()
         layouts.append(_LayoutSize.of(layout))
+        routed += [] if recorder is None else [recorder.statistics()]
     return StepResult(
         loss=loss,
         metrics=metrics,
         logprobs_P=logprobs_P,
-        num_tokens_flat=tree.num_trajectory_tokens,
+        num_tokens_flat=step.tree.num_trajectory_tokens,
         num_tokens_distinct=sum(size.tokens for size in layouts),
         num_microbatches=len(layouts),
         num_rounds=max((size.rounds for size in layouts), default=0),
         num_replayed=sum(size.replayed for size in layouts),
+        router=None if router is None else model.routing.total(routed),
         seconds=time.perf_counter() - begin,
     )
 
@@ -139,24 +145,123 @@ def compute_logprobs(
     Returns:
         [P] float64, trajectory after trajectory, in the order given.
     """
-    batch = TrajectoryBatch.of(trajectories)
-    batch.check_vocabulary(model.vocab_size)
-    tree = build_prefix_tree(batch)
-    made = _plan(tree, model, execution, max_tokens_per_microbatch) if plan is None else plan
-    _check_plan(made, execution, 0, batch.num_trajectories)
-    logprobs_P = np.full(batch.trained_P.size, np.nan)
-    for members, layout in _layouts(batch, tree, made, model):
-        logprob_P, _ = _logprobs(model, layout)
-        logprobs_P[batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
+    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
+    logprobs_P = np.full(step.batch.trained_P.size, np.nan)
+    for members, layout in step.layouts(model):
+        logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.batch))
+        logprobs_P[step.batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
 
 
+@torch.no_grad()
+def count_load(
+    model: TreeModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    execution: Execution = "tree",
+    max_tokens_per_microbatch: int = 16384,
+    plan: Plan | None = None,
+    dp_rank: int = 0,
+) -> RouterStatistics:
+    """What the routers do with some trajectories, without gradients.
+
+    Args:
+        model: From `harts.prepare` with `router`.
+        trajectories: As for `train_step`; their training streams are not read.
+        execution: As for `train_step`.
+        max_tokens_per_microbatch: As for `train_step`.
+        plan: As for `train_step`.
+        dp_rank: Rank of the plan whose microbatches are counted; the ranks' statistics add up.
+
+    Returns:
+        Loads, without losses. Their sum over the ranks is what `RouterLosses.load` takes.
+
+    Raises:
+        ValueError: If the model was prepared without `router`, or as for `train_step`.
+    """
+    if model.router is None:
+        raise ValueError("The model was prepared without router. Prepare it with router=harts.RouterLosses().")
+    return _count_load(model, _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank))
+
+
+@torch.no_grad()
+def record_routes(
+    model: TreeModel,
+    trajectories: Sequence[Trajectory],
+    *,
+    execution: Execution = "tree",
+    max_tokens_per_microbatch: int = 16384,
+) -> list[NDArray[np.int32]]:
+    """The experts that the model's routers send every token to, to be replayed later as `Trajectory.routes`.
+
+    Args:
+        model: From `harts.prepare`.
+        trajectories: As for `train_step`. Routes that they have are followed; give `replace(t, routes=None)` for the
+            model's own.
+        execution: As for `train_step`.
+        max_tokens_per_microbatch: As for `train_step`.
+
+    Returns:
+        [L, M, A] int32 of every trajectory, in the order given.
+
+    Raises:
+        ValueError: If the model has no routers, or as for `train_step`.
+
+    Example:
+        >>> routes = harts.record_routes(model, trajectories)  # doctest: +SKIP
+        >>> kept = [replace(t, routes=r) for t, r in zip(trajectories, routes)]  # doctest: +SKIP
+    """
+    if not model.routing.sites:
+        raise ValueError("The model has no routers whose choices could be recorded.")
+    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, None)
+    shape = (step.batch.token_ids_F.size, len(model.routing.sites), model.routing.sites[0].num_active)
+    routes_FMA = np.empty(shape, dtype=np.int32)
+    for members, layout in step.layouts(model):
+        recorder = model.routing.recorder(layout, step.batch, RouterLosses(), keep_choices=True)
+        assert recorder is not None
+        model.hidden_states(layout, recorder)
+        is_flat = isinstance(layout, FlatLayout)
+        row_F = layout.token_rows() if is_flat else flat_to_packed(step.tree.restrict(members))
+        place_F = ranges(step.batch.offsets[members], step.batch.length_N[members])
+        routes_FMA[place_F] = recorder.choices()[row_F]
+    return np.split(routes_FMA, step.batch.offsets[1:-1])
+
+
+@torch.no_grad()
+def _count_load(model: TreeModel, step: _Step) -> RouterStatistics:
+    assert model.router is not None
+    counting, routed = RouterLosses(count_weights=model.router.count_weights), []
+    for _, layout in step.layouts(model):
+        recorder = model.routing.recorder(layout, step.batch, counting)
+        assert recorder is not None
+        model.hidden_states(layout, recorder)
+        routed.append(recorder.statistics())
+    return model.routing.total(routed)
+
+
+def _router_losses(model: TreeModel, step: _Step) -> RouterLosses | None:
+    """The model's, with the loads of the whole step where the loss needs them before the first microbatch."""
+    losses = model.router
+    if losses is None or losses.balance != "step" or losses.load is not None:
+        return losses
+    if step.plan.ranks > 1:
+        raise ValueError(
+            f'balance "step" needs the loads of all {step.plan.ranks} ranks before the first microbatch. Add up what '
+            "harts.count_load gives on every rank, and pass the sum as RouterLosses.load."
+        )
+    return replace(losses, load=_count_load(model, step))
+
+
 def _logprobs(
-    model: TreeModel, layout: PackedLayout | FlatLayout, *, with_entropy: bool = False
+    model: TreeModel,
+    layout: PackedLayout | FlatLayout,
+    recorder: RouterRecorder | None = None,
+    *,
+    with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and, if asked for, entropies of a microbatch's trained tokens, trajectory after trajectory."""
     logprob_E, entropy_E = linear_logprobs(
-        model.hidden_states(layout),
+        model.hidden_states(layout, recorder),
         model.head,
         layout.edges,
         with_entropy=with_entropy,
@@ -164,17 +269,6 @@ def _logprobs(
     )
     entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
     return restore(logprob_E, layout.edges.edge_P), entropy_P
-
-
-def _plan(tree: PrefixTree, model: TreeModel, execution: Execution, max_tokens_per_microbatch: int) -> Plan:
-    if execution not in ("tree", "flat"):
-        raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
-    return make_plan(
-        tree,
-        max_tokens_per_microbatch=max_tokens_per_microbatch,
-        cost=model.cost,
-        sharing=execution == "tree",
-    )
 
 
 def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:
@@ -191,22 +285,6 @@ def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories
             f"The plan places {len(planned)} trajectories, expected each of {num_trajectories} once. "
             "Make a plan from the tree of this step's trajectories."
         )
-
-
-def _layouts(
-    batch: TrajectoryBatch, tree: PrefixTree, plan: Plan, model: TreeModel, dp_rank: int = 0
-) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
-    """The trajectory numbers and the layout of every microbatch of a rank, one after the other."""
-    for microbatch in plan.slots[dp_rank]:
-        if not microbatch.trajectories:
-            continue
-        members = np.array(microbatch.trajectories, dtype=np.int64)
-        if not plan.sharing:
-            yield members, flat_layout(batch, members).to(model.device)
-            continue
-        part = tree.restrict(members)
-        # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
-        yield part.order_N, pack(part, batch, model.needs).to(model.device)
 
 
 def _streams(
@@ -247,3 +325,52 @@ class _LayoutSize:
         if isinstance(layout, FlatLayout) or layout.runs is None:
             return cls(tokens=layout.num_tokens, rounds=0, replayed=0)
         return cls(tokens=layout.num_tokens, rounds=layout.runs.num_rounds, replayed=layout.runs.num_replayed)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _Step:
+    """The trajectories of a step, checked, merged and placed."""
+
+    batch: TrajectoryBatch
+    tree: PrefixTree
+    plan: Plan
+    dp_rank: int
+
+    @classmethod
+    def of(
+        cls,
+        model: TreeModel,
+        trajectories: Sequence[Trajectory],
+        execution: Execution,
+        max_tokens_per_microbatch: int,
+        plan: Plan | None,
+        dp_rank: int = 0,
+    ) -> _Step:
+        if execution not in ("tree", "flat"):
+            raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
+        batch = TrajectoryBatch.of(trajectories)
+        batch.check_vocabulary(model.vocab_size)
+        model.routing.check_routes(batch)
+        tree = build_prefix_tree(batch)
+        if plan is None:
+            plan = make_plan(
+                tree,
+                max_tokens_per_microbatch=max_tokens_per_microbatch,
+                cost=model.cost,
+                sharing=execution == "tree",
+            )
+        _check_plan(plan, execution, dp_rank, batch.num_trajectories)
+        return cls(batch=batch, tree=tree, plan=plan, dp_rank=dp_rank)
+
+    def layouts(self, model: TreeModel) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
+        """The trajectory numbers and the layout of every microbatch of the rank, one after the other."""
+        for microbatch in self.plan.slots[self.dp_rank]:
+            if not microbatch.trajectories:
+                continue
+            members = np.array(microbatch.trajectories, dtype=np.int64)
+            if not self.plan.sharing:
+                yield members, flat_layout(self.batch, members).to(model.device)
+                continue
+            part = self.tree.restrict(members)
+            # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
+            yield part.order_N, pack(part, self.batch, model.needs).to(model.device)

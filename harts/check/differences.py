@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from harts.check.recording import Recording
@@ -16,6 +17,32 @@ CANCELLED = 1e-4
 """Share of the whole gradient's norm below which a tensor's gradient is mostly what cancelled: the bias of a key
 projection has none at all but for rounding. Relative differences are taken of no less."""
 LOGITS_AT_ONCE = 2**24
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class RoutingDifferences:
+    """How far the routers of one recording are from those of another."""
+
+    aux_loss: float
+    """Largest relative difference of a loss of the routers: sequence-wise balance, z-loss."""
+    load_count: float
+    """Largest difference of a load: tokens that a layer sent to an expert."""
+    flips: dict[str, int]
+    """By router: tokens of trajectories that went to other experts, which a near-tie and a rounding suffice for."""
+    max_logprob_unflipped: float
+    """Largest absolute difference of a log-prob whose predictor no router sent elsewhere, nats."""
+    max_logprob_flipped: float
+    """The same where a router did; 0 without such."""
+
+    def headline(self) -> dict[str, float]:
+        """One figure of each kind."""
+        return {
+            "aux_loss": self.aux_loss,
+            "load_count": self.load_count,
+            "flips": sum(self.flips.values()),
+            "max_logprob_unflipped": self.max_logprob_unflipped,
+            "max_logprob_flipped": self.max_logprob_flipped,
+        }
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,6 +64,8 @@ class Differences:
     """Of every parameter, in the same unit: what one rounding of the whole gradient amounts to."""
     layers: dict[str, float]
     """Of every mixing layer's outputs, see `relative_rows`."""
+    routing: RoutingDifferences | None
+    """Of what the routers did; None without mixtures of experts."""
 
     def headline(self) -> dict[str, float]:
         """One figure of each kind."""
@@ -46,6 +75,7 @@ class Differences:
             "logit_cosine": self.logit_cosine,
             "symmetric_kl": self.symmetric_kl,
             "max_gradient": self.max_gradient,
+            **({} if self.routing is None else self.routing.headline()),
         }
 
     @property
@@ -74,6 +104,24 @@ def differences(actual: Recording, expected: Recording, model: TreeModel, traine
         gradients=relative,
         gradient_rounding=rounding,
         layers={name: relative_rows(actual.layers[name], output) for name, output in expected.layers.items()},
+        routing=_routing(actual, expected, logprob_P, trained),
+    )
+
+
+def _routing(
+    actual: Recording, expected: Recording, logprob_P: NDArray[np.float64], trained: Tensor
+) -> RoutingDifferences | None:
+    if actual.router is None or expected.router is None:
+        return None
+    pairs = [(getattr(actual.router, name), getattr(expected.router, name)) for name in ("balance_loss", "z_loss")]
+    flipped_F = {name: (actual.experts[name] != experts).any(-1) for name, experts in expected.experts.items()}
+    flipped_P = torch.stack(list(flipped_F.values())).any(0)[trained - 1].numpy()
+    return RoutingDifferences(
+        aux_loss=max(abs(a - e) / abs(e) for a, e in pairs),
+        load_count=float(np.abs(actual.router.load_MX - expected.router.load_MX).max()),
+        flips={name: int(flipped.sum()) for name, flipped in flipped_F.items()},
+        max_logprob_unflipped=float(logprob_P[~flipped_P].max(initial=0.0)),
+        max_logprob_flipped=float(logprob_P[flipped_P].max(initial=0.0)),
     )
 
 

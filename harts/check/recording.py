@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.ragged import ranges
+from harts.layers.moe.statistics import RouterStatistics
 from harts.layout.packed import flat_to_packed
 from harts.layout.rounds import rounds_if_interior_states
 from harts.models import TreeModel
@@ -38,6 +39,10 @@ class Recording:
     one)."""
     gradients: dict[str, Tensor]
     """By parameter name; empty if not asked for."""
+    experts: dict[str, Tensor]
+    """[F, A] int64. Experts of every router, ascending, by module name; empty without mixtures of experts."""
+    router: RouterStatistics | None
+    """Loads and losses of the routers; None without them or without gradients."""
     num_rounds: int
     """As in `StepResult`; 0 without gradients."""
     num_rounds_e: int
@@ -99,31 +104,36 @@ def record(
     """
     batch = TrajectoryBatch.of(trajectories)
     execution = "tree" if plan.sharing else "flat"
+    result = None
     with _outputs(model, mixing_layers(model)) as microbatches:
         if objective is None:
-            logprobs_P, rounds, replayed = compute_logprobs(model, trajectories, execution=execution, plan=plan), 0, 0
+            logprobs_P = compute_logprobs(model, trajectories, execution=execution, plan=plan)
         else:
             result = train_step(model, trajectories, objective, execution=execution, plan=plan)
-            logprobs_P, rounds, replayed = result.logprobs_P, result.num_rounds, result.num_replayed
+            logprobs_P = result.logprobs_P
     kept = {} if objective is None else {name: g.cpu() for name, g in gradients(model.module).items()}
     model.module.zero_grad(set_to_none=True)
     tree, chunk_size = build_prefix_tree(batch), model.needs.chunk_size
     rows = list(_rows(batch, tree, plan))
     outputs = {name: _in_order([m[name] for m in microbatches], rows, batch) for name in microbatches[0]}
+    experts = {name: outputs.pop(name) for name in model.routing.layers}
     return Recording(
         logprobs_P=logprobs_P,
         hidden_FD=outputs.pop(""),
         layers=outputs,
         gradients=kept,
-        num_rounds=rounds,
+        experts=experts,
+        router=None if result is None else result.router,
+        num_rounds=0 if result is None else result.num_rounds,
         num_rounds_e=rounds_if_interior_states(tree, chunk_size) if plan.sharing and chunk_size is not None else 0,
-        num_replayed=replayed,
+        num_replayed=0 if result is None else result.num_replayed,
     )
 
 
 @contextmanager
 def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str, Tensor]]]:
-    """Collect, a microbatch at a time, the outputs of layers [rows, D], and under "" those of the decoder."""
+    """Collect, a microbatch at a time, the outputs of layers [rows, D], the experts of routers [rows, A], and under ""
+    the outputs of the decoder."""
     done: list[dict[str, Tensor]] = []
     current: dict[str, Tensor] = {}
 
@@ -132,12 +142,18 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
         tensor = output[0] if isinstance(output, tuple) else output
         current[f"{name}#{calls}" if calls else name] = tensor.detach().flatten(0, -2).cpu()
 
+    def choose(name: str, output: Any) -> None:
+        (experts,) = (tensor for tensor in output if not tensor.is_floating_point())
+        current[name] = experts.sort(dim=-1).values.cpu()
+
     def finish(_module: nn.Module, _inputs: Any, output: Any) -> None:
         done.append({**current, "": output.last_hidden_state.detach().flatten(0, -2).cpu()})
         current.clear()
 
     modules = dict(model.module.named_modules())
     handles = [modules[n].register_forward_hook(lambda _m, _i, out, n=n: keep(n, out)) for n in layers]
+    for name in model.routing.layers:
+        handles.append(modules[name].register_forward_hook(lambda _m, _i, out, n=name: choose(n, out)))
     handles.append(model.module.get_decoder().register_forward_hook(finish))
     try:
         yield done

@@ -77,6 +77,17 @@ class CheckReport:
         """Whether trees may be used in place of trajectories."""
         return self.verdict != "differs"
 
+    @property
+    def routing_flips(self) -> dict[str, dict[str, int]]:
+        """Router -> comparison -> tokens that went to other experts; empty without mixtures of experts."""
+        if self.tree.routing is None:
+            return {}
+        found = {"tree": self.tree, "rerun": self.rerun, "repack": self.repack}
+        return {
+            router: {name: d.routing.flips[router] for name, d in found.items() if d.routing is not None}
+            for router in self.tree.routing.flips
+        }
+
     def to_dict(self) -> dict[str, Any]:
         """Numbers and strings for JSON: the headline first, then each comparison, kind of layer and parameter."""
         pairs = {
@@ -92,11 +103,14 @@ class CheckReport:
             "rounds_e": self.rounds_e,
             "replayed_tokens": self.replayed_tokens,
             "leak": self.leak,
+            "aux_loss_rel_diff": None if self.tree.routing is None else self.tree.routing.aux_loss,
+            "load_count_diff": None if self.tree.routing is None else self.tree.routing.load_count,
             "dtype": self.dtype,
             "tokens_flat": self.tokens_flat,
             "tokens_distinct": self.tokens_distinct,
             **{name: pair.headline() for name, pair in known.items()},
             "layer_kinds": [asdict(kind) for kind in self.layer_kinds],
+            "routing_flips": self.routing_flips,
             "gradients": {p: {n: pair.gradients[p] for n, pair in known.items()} for p in self.tree.gradients},
         }
 

@@ -6,6 +6,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -18,6 +19,7 @@ from harts.check.recording import Recording, mixing_layers, one_by_one, one_tree
 from harts.check.report import CheckReport, build_report
 from harts.check.verdict import Compared
 from harts.data import Trajectory, TrajectoryBatch
+from harts.layers.moe.losses import RouterLosses
 from harts.models import TreeModel, prepare
 from harts.objective import Supervised
 from harts.testing import float64_throughout
@@ -55,7 +57,7 @@ def check_model(
     wanted = not is_float64 and (_fits(model) if truth is None else truth)
     true_model = _in_float64(model) if wanted else None
     with _precision(is_float64):
-        prepared = prepare(model)
+        prepared = _prepare(model)
         kinds = mixing_layers(prepared)
         try:
             recordings, moved = _run(prepared, trajectories, batch, progress)
@@ -64,7 +66,7 @@ def check_model(
     if true_model is not None:
         progress("float64 truth")
         with float64_throughout():
-            recordings["float64 truth"] = record(prepare(true_model), trajectories, one_by_one(batch), OBJECTIVE)
+            recordings["float64 truth"] = record(_prepare(true_model), trajectories, one_by_one(batch), OBJECTIVE)
     compared = _compare(recordings, batch, prepared)
     return build_report(compared, recordings["tree"], batch, kinds, moved)
 
@@ -86,6 +88,14 @@ def _run(
             recordings[step] = record(model, trajectories, plan, OBJECTIVE)
     progress("leak test")
     return recordings, leaks(model, trajectories, recordings["tree"])
+
+
+def _prepare(model: PreTrainedModel) -> TreeModel:
+    """With counts and losses of the routers where there are any; sequence-wise, which no plan changes."""
+    prepared = prepare(model)
+    if not prepared.routing.sites:
+        return prepared
+    return replace(prepared, router=RouterLosses(balance="sequence"))
 
 
 def _compare(recordings: dict[str, Recording], batch: TrajectoryBatch, model: TreeModel) -> Compared:

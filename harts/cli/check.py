@@ -177,4 +177,22 @@ def _show(report: CheckReport, model: str, console: Console) -> None:
             f"{'LEAKS ' if kind.leaks else ''}{kind.leak:.1e}" if mixes else "",
         )
     console.print(layers)
+    if report.tree.routing is not None:
+        _show_routing(report, console)
     console.print(f"verdict: {report.verdict}{', a branch feels its siblings' if report.leak else ''}")
+
+
+def _show_routing(report: CheckReport, console: Console) -> None:
+    routing = report.tree.routing
+    assert routing is not None
+    table = Table(title="Tokens that a router sent elsewhere than flat did", box=SIMPLE)
+    table.add_column("router", no_wrap=True)
+    for column in ("tree", "flat, run again", "flat, padded"):
+        table.add_column(column, justify="right")
+    for router, flips in report.routing_flips.items():
+        table.add_row(router, *(f"{count:,}" for count in flips.values()))
+    console.print(table)
+    console.print(
+        f"routers: losses within {routing.aux_loss:.1e}, loads within {routing.load_count:g} tokens; max log-prob "
+        f"difference {routing.max_logprob_unflipped:.1e} without a flip, {routing.max_logprob_flipped:.1e} with one"
+    )

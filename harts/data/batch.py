@@ -14,6 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.data.ragged import ranges
+from harts.data.routes import check_routes, intern_routes, join_routes
 from harts.data.trajectory import Trajectory
 
 STREAMS = ("advantages", "sampling_logprobs", "ref_logprobs")
@@ -34,7 +35,9 @@ class TrajectoryBatch:
     offsets: NDArray[np.int64]
     """[N + 1] int64. Trajectory `i` is `token_ids_F[offsets[i]:offsets[i + 1]]`; at least one token each."""
     share_key_F: NDArray[np.int64] | None
-    """[F] int64, or None if no trajectory has one."""
+    """[F] int64, or None if no trajectory has one. Tokens with different routes have different ones."""
+    routes_FMA: NDArray[np.int32] | None
+    """[F, M, A] int32. Recorded experts, -1 where none were; None if no trajectory has routes."""
     trained_P: NDArray[np.int64]
     """[P] int64, ascending. Flat index of every trained token; never the first token of a trajectory."""
     trajectory_P: NDArray[np.int64]
@@ -71,10 +74,13 @@ class TrajectoryBatch:
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         mask_F = np.concatenate([t.loss_mask for t in trajectories])
         has_key = any(t.share_key is not None for t in trajectories)
+        share_key_F = np.concatenate([_key(t) for t in trajectories]) if has_key else None
+        routes_FMA = join_routes(trajectories)
         return cls(
             token_ids_F=np.concatenate([t.token_ids for t in trajectories]),
             offsets=offsets,
-            share_key_F=np.concatenate([_key(t) for t in trajectories]) if has_key else None,
+            share_key_F=share_key_F if routes_FMA is None else intern_routes(routes_FMA, share_key_F),
+            routes_FMA=routes_FMA,
             trained_P=np.flatnonzero(mask_F),
             trajectory_P=np.repeat(np.arange(len(trajectories)), lengths)[mask_F],
             **{f"{name}_P": _column(name, trajectories) for name in STREAMS},  # type: ignore[arg-type]
@@ -134,6 +140,7 @@ def _check(i: int, trajectory: Trajectory) -> None:
                 f"Trajectory {i} has {length} tokens but its {name} has shape {stream.shape}, "
                 f"expected ({length},). Give one entry a token."
             )
+    check_routes(i, trajectory)
     if trajectory.loss_mask[0]:
         raise ValueError(f"Trajectory {i} trains its first token, which nothing predicts. Set loss_mask[0] to False.")
     for name in STREAMS:

@@ -40,6 +40,10 @@ class Trajectory:
     share_key: NDArray[np.int64] | None = None
     """[L] int64. Anything besides id and position that changes the forward pass of a token (recorded expert
     routes, image hashes, adapter ids). Tokens share computation only where keys are equal; None counts as 0."""
+    routes: NDArray[np.int32] | None = None
+    """[L, M, A] int32. Experts that each router (M, in the order of the layers) sent each token to, as recorded; the
+    forward pass follows them. -1 throughout a token and layer leaves it to the router; None leaves all. Part of what
+    tokens must agree in to share computation."""
     group_id: int = 0
     """Trajectories of one prompt carry one group id; group normalisation reads it. It never affects sharing."""
     temperature: float = 1.0
@@ -66,7 +70,7 @@ class Trajectory:
             advantages: A number for all tokens, or [L].
             sampling_logprobs: [L] or None.
             ref_logprobs: [L] or None.
-            **fields: `share_key`, `group_id`, `temperature`, `weight`, as documented on the class.
+            **fields: `share_key`, `routes`, `group_id`, `temperature`, `weight`, as documented on the class.
 
         Returns:
             The trajectory, with every stream converted to the dtypes documented on the class.
@@ -77,7 +81,7 @@ class Trajectory:
                 f"token_ids are {ids.dtype}, expected integers. Convert the ids before building the trajectory."
             )
         mask = np.arange(ids.size) > 0 if loss_mask is None else np.asarray(loss_mask).astype(bool)
-        share_key = fields.pop("share_key", None)
+        share_key, routes = fields.pop("share_key", None), fields.pop("routes", None)
         return cls(
             token_ids=ids.astype(np.int64).reshape(-1),
             loss_mask=mask,
@@ -85,6 +89,7 @@ class Trajectory:
             sampling_logprobs=None if sampling_logprobs is None else _stream(sampling_logprobs, ids.size),
             ref_logprobs=None if ref_logprobs is None else _stream(ref_logprobs, ids.size),
             share_key=None if share_key is None else np.asarray(share_key, dtype=np.int64),
+            routes=None if routes is None else np.asarray(routes).astype(np.int32),
             **fields,  # type: ignore[arg-type]
         )
 

@@ -24,6 +24,7 @@ from harts.data.ragged import ranges
 from harts.layout.blocks import QueryBlock, query_blocks
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.edges import LossEdges, loss_edges
+from harts.layout.paths import TokenPaths, doubling_jumps
 from harts.layout.rounds import RunPlan, plan_runs
 from harts.tree.prefix_tree import PrefixTree
 
@@ -70,6 +71,10 @@ class PackedLayout:
     """The chunks of all runs; None without linear attention."""
     edges: LossEdges
     """Loss edges and the way back to every trajectory."""
+    routes_TMA: Tensor | None
+    """[T, M, A] int32. Recorded experts, -1 where none were; None without recorded routes."""
+    paths: TokenPaths
+    """Trajectories as paths, in the tree's order, for what is summed over each of them."""
 
     @property
     def num_tokens(self) -> int:
@@ -85,6 +90,8 @@ class PackedLayout:
             query_blocks=tuple(block.to(device) for block in self.query_blocks),
             chunks=None if self.chunks is None else self.chunks.to(device),
             edges=self.edges.to(device),
+            routes_TMA=None if self.routes_TMA is None else self.routes_TMA.to(device, non_blocking=True),
+            paths=self.paths.to(device),
         )
 
 
@@ -104,7 +111,9 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
     subtree_end_T = np.repeat(_subtree_end(tree), length_S)
     root_of_S = np.maximum.accumulate(np.where(root_S, np.arange(root_S.size), 0))
     root_start_T = np.repeat(tree.offset_S[root_of_S], length_S)
-    token_ids_T = _packed_ids(tree, batch)
+    # What a trajectory adds to those before it in the tree's order is packed consecutively.
+    new_T = ranges(batch.offsets[tree.order_N] + tree.lcp_N, tree.length_N - tree.lcp_N)
+    token_ids_T = batch.token_ids_F[new_T]
     policy, token_P = _packed_policy_tokens(tree, batch)
     runs = None if needs.chunk_size is None else plan_runs(tree, needs.chunk_size, replay=needs.replay)
     return PackedLayout(
@@ -120,6 +129,14 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         runs=runs,
         chunks=None if runs is None else chunk_index(runs),
         edges=loss_edges(token_P, batch.temperature_N[batch.trajectory_P[policy]], parent_T, token_ids_T),
+        routes_TMA=None if batch.routes_FMA is None else torch.from_numpy(batch.routes_FMA[new_T]),
+        paths=TokenPaths(
+            segment_T=torch.from_numpy(np.repeat(np.arange(length_S.size), length_S)),
+            jumps=doubling_jumps(tree.parent_S),
+            tail_N=torch.from_numpy(tree.tail_N),
+            length_N=tree.length_N,
+            weight_N=batch.weight_N[tree.order_N],
+        ),
     )
 
 
@@ -149,11 +166,6 @@ def _packed_policy_tokens(tree: PrefixTree, batch: TrajectoryBatch) -> tuple[NDA
     # Only trained tokens are looked up: all tokens of all trajectories may be many times the distinct ones.
     pieces = [path_L[depths] for path_L, depths in zip(_paths(tree), np.split(depth_P, ends_N[:-1]), strict=True)]
     return policy, np.concatenate(pieces)
-
-
-def _packed_ids(tree: PrefixTree, batch: TrajectoryBatch) -> NDArray[np.int64]:
-    begin_N = batch.offsets[tree.order_N] + tree.lcp_N
-    return batch.token_ids_F[ranges(begin_N, tree.length_N - tree.lcp_N)]
 
 
 def _subtree_end(tree: PrefixTree) -> NDArray[np.int64]:

@@ -12,7 +12,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
+from transformers.modeling_layers import GradientCheckpointingLayer
 
+from harts.layers.moe.losses import RouterLosses
+from harts.layers.moe.recorder import RouterRecorder
 from harts.layout.flat import FlatLayout
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.arrival import layout_must_arrive
@@ -20,6 +23,7 @@ from harts.models.attention import DenseAttention
 from harts.models.dimensions import dimensions_of
 from harts.models.family import Family
 from harts.models.registry import check_modules, family_of_type, find_family, supported_types
+from harts.models.routing import Routing, attach, routed_class
 from harts.plan.cost import CostModel, ModelDimensions
 
 LOGIT_ROUNDING = 32
@@ -47,6 +51,10 @@ class TreeModel:
     """What its logits are multiplied by before the softmax."""
     replaced: tuple[tuple[nn.Module, type[nn.Module]], ...]
     """Every layer that now has a tree class, and its original class."""
+    routing: Routing
+    """Its routers, with the hooks on them; none without mixtures of experts."""
+    router: RouterLosses | None
+    """Losses of its routers; None records nothing."""
     unreached: list[nn.Module]
     """Layers that mix tokens and that no layout has reached yet; emptied by the first pass over a tree."""
 
@@ -81,15 +89,20 @@ class TreeModel:
             )
         return head
 
-    def hidden_states(self, layout: PackedLayout | FlatLayout) -> Tensor:
+    def hidden_states(self, layout: PackedLayout | FlatLayout, recorder: RouterRecorder | None = None) -> Tensor:
         """Run the decoder, all but the LM head.
+
+        Args:
+            layout: One microbatch.
+            recorder: Of the same microbatch; None leaves its routers alone.
 
         Returns:
             [T, D] for a `PackedLayout`, [N * longest, D] for a `FlatLayout`.
         """
         decoder = self.module.get_decoder()
+        options = {} if recorder is None else {"harts_router": self.routing.bound(recorder)}
         if isinstance(layout, FlatLayout):
-            return decoder(layout.token_ids_NL, use_cache=False).last_hidden_state.flatten(0, 1)
+            return decoder(layout.token_ids_NL, use_cache=False, **options).last_hidden_state.flatten(0, 1)
         if not self.runs_on_trees:
             raise ValueError('The model was prepared for flat execution only. Pass execution="flat".')
         # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
@@ -102,6 +115,7 @@ class TreeModel:
                 attention_mask=prepared_mask,
                 use_cache=False,
                 harts_layout=layout,
+                **options,
             )
         self.unreached.clear()
         return output.last_hidden_state[0]
@@ -110,12 +124,15 @@ class TreeModel:
         """Undo `prepare`. The handle must not be used afterwards."""
         for layer, original in self.replaced:
             layer.__class__ = original
+        self.routing.remove()
         if self.dense_attention is not None:
             self.module.set_attn_implementation(self.dense_attention.implementation)
         return self.module
 
 
-def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -> TreeModel:
+def prepare(
+    model: nn.Module, *, replay: bool = True, flat_only: bool = False, router: RouterLosses | None = None
+) -> TreeModel:
     """Let a model run on prefix trees, in place.
 
     Args:
@@ -125,20 +142,29 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
             training each trajectory alone.
         flat_only: Change nothing on the model, for `execution="flat"` alone: any causal LM whose logits are its LM
             head's will do then, so that a model that does not run on trees trains through the same step.
+        router: Losses of the routers of a mixture of experts, and, without coefficients too, the request to count
+            what they choose. None leaves them alone.
 
     Raises:
-        ValueError: If the model or one of its layers is not known to run on trees; the message names it.
+        ValueError: If the model or one of its layers is not known to run on trees, or its routers are asked for and
+            not known; the message names it.
     """
     causal_lm = next((m for m in model.modules() if isinstance(m, PreTrainedModel)), None)
     if causal_lm is None:
         raise ValueError(f"{type(model).__qualname__} holds no transformers model. Pass one, or a wrapper around one.")
     if flat_only:
+        if router is not None:
+            raise ValueError("Routers are known of models that run on trees only. Leave out flat_only, or router.")
         return _prepare_flat(causal_lm)
     family = find_family(causal_lm.config)
     _check_model(causal_lm, family)
-    replaced = tuple((m, type(m)) for m in causal_lm.modules() if type(m) in family.tree_classes)
-    for layer, original in replaced:
-        layer.__class__ = family.tree_classes[original]
+    routing = attach(causal_lm, family.routers)
+    if router is not None and not routing.sites:
+        raise ValueError(
+            f"A {type(causal_lm).__qualname__} has no routers that the installed transformers shows. Leave out router "
+            "for a model without experts; install a newer transformers for one with them."
+        )
+    replaced = _replace_classes(causal_lm, family, has_routers=bool(routing.sites))
     causal_lm.set_attn_implementation(family.attention.tree_name)
     mixing = {*family.tree_classes.values(), *family.attention_classes}
     needs = replace(family.layout_needs(causal_lm.config), replay=replay)
@@ -149,6 +175,8 @@ def prepare(model: nn.Module, *, replay: bool = True, flat_only: bool = False) -
         cost=_cost(dimensions_of(causal_lm, family)),
         logit_scale=family.logit_scale(causal_lm.config),
         replaced=replaced,
+        routing=routing,
+        router=router,
         unreached=[m for m in causal_lm.modules() if type(m) in mixing],
     )
 
@@ -162,6 +190,8 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
         cost=CostModel(flops_per_token=float(model.num_parameters()), flops_per_pair=0.0),
         logit_scale=family_of_type(name)[1].logit_scale(model.config) if name in supported_types() else 1.0,
         replaced=(),
+        routing=attach(model, {}),
+        router=None,
         unreached=[],
     )
     # Some models scale or cap their logits after the head, and a step would not know.
@@ -177,6 +207,21 @@ def _prepare_flat(model: PreTrainedModel) -> TreeModel:
             "that HARTS does not know. State it in a family file."
         )
     return prepared
+
+
+def _replace_classes(
+    model: PreTrainedModel, family: Family, *, has_routers: bool
+) -> tuple[tuple[nn.Module, type[nn.Module]], ...]:
+    replaced = []
+    for layer in model.modules():
+        original = type(layer)
+        on_layouts = family.tree_classes.get(original, original)
+        if has_routers and issubclass(original, GradientCheckpointingLayer):
+            on_layouts = routed_class(on_layouts)
+        if on_layouts is not original:
+            layer.__class__ = on_layouts
+            replaced.append((layer, original))
+    return tuple(replaced)
 
 
 def _check_model(model: PreTrainedModel, family: Family) -> None:

@@ -12,6 +12,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 
 from harts.layout.packed import LayoutNeeds
 from harts.models.attention import SDPA, DenseAttention
+from harts.models.routing import Router
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,6 +57,9 @@ class Family:
     """Classes that mix tokens through transformers' attention interface only."""
     token_wise_classes: frozenset[type[nn.Module]]
     """Classes that work on every token alone, and containers."""
+    routers: Mapping[str, Router] = field(default_factory=dict)
+    """Name of a class that routes tokens to experts -> what it computes; empty without mixtures of experts. By name,
+    since not every transformers has every class."""
     layout_needs: Callable[[PreTrainedConfig], LayoutNeeds] = lambda config: LayoutNeeds(chunk_size=None, conv_width=1)
     """What the layers of a configuration index with."""
     mixers: Callable[[PreTrainedConfig], Mixers]

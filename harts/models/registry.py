@@ -84,6 +84,17 @@ REFUSED: dict[str, str] = {
 # Rotary position types that look at the batch.
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 
+# Settings under which a token's experts depend on chance or on the other tokens of a batch, each off where falsy.
+ROUTING_TOGETHER = (
+    "router_jitter_noise",
+    "input_jitter_noise",
+    "moe_jitter_eps",
+    "moe_token_dropout",
+    "expert_capacity",
+    "capacity_factor",
+    "moe_capacity_factor",
+)
+
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
 TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
 TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU)
@@ -166,6 +177,13 @@ def find_family(config: PreTrainedConfig) -> Family:
         )
     settings = config.to_dict()
     _check_rotary_positions(config.model_type, settings.get("rope_parameters") or {})
+    for name in ROUTING_TOGETHER:
+        if settings.get(name):
+            raise ValueError(
+                f"{config.model_type} has {name} = {settings[name]}: trajectories that share a token would have to "
+                "share the experts that chance or the batch gives it. HARTS routes by scores alone and drops no "
+                f"token. Set config.{name} to 0, or remove it."
+            )
     for name, expected in family.required.items():
         if settings[name] != expected:
             raise ValueError(

@@ -94,3 +94,27 @@ def test_a_report_is_json_with_the_headline_first():
 def test_what_does_not_fit_the_model_is_named():
     with pytest.raises(ValueError, match="vocabulary"):
         check_model(tiny_model("qwen3"), synthetic_rollouts(1000))
+
+
+def test_routers_of_a_tree_count_what_flat_counts():
+    report = check_model(tiny_model("qwen3_5_moe_text", dtype=torch.float64), ROLLOUTS)
+    fields = report.to_dict()
+    assert 0 <= fields["aux_loss_rel_diff"] < 1e-10
+    assert fields["load_count_diff"] == 0
+    assert len(fields["routing_flips"]) == 3
+    assert all(set(flips.values()) == {0} for flips in fields["routing_flips"].values())
+    assert fields["tree"]["max_logprob_flipped"] == 0 < fields["tree"]["max_logprob_unflipped"]
+    assert check_model(tiny_model("qwen3"), ROLLOUTS, truth=False).to_dict()["load_count_diff"] is None
+
+
+def test_a_tree_whose_routers_choose_otherwise_shows_flips(monkeypatch: pytest.MonkeyPatch):
+    exact = attention.tree_attention
+    monkeypatch.setattr(attention, "tree_attention", lambda q, k, v, **options: exact(q, k, 1.3 * v, **options))
+    report = check_model(tiny_model("qwen3_next"), ROLLOUTS, truth=False)
+    routing = report.tree.routing
+    assert routing is not None and report.rerun.routing is not None
+    first, *after = routing.flips.values()
+    assert first == 0 < min(after), "attention is the second layer"
+    assert sum(report.rerun.routing.flips.values()) == 0
+    assert routing.load_count > 0 < routing.aux_loss
+    assert routing.max_logprob_flipped > 0

@@ -15,11 +15,18 @@ from tests.cases import CASES, Case, trajectories_of
 
 
 @pytest.mark.parametrize(
-    ("window", "value_width", "sinks"),
-    [(None, 8, False), (None, 5, True), (None, 11, False), (1, 8, True), (20, 5, False), (20, 8, True)],
-    ids=["full", "narrow_values_sinks", "wide_values", "own_position_sinks", "window", "window_sinks"],
+    ("block", "window", "value_width", "sinks"),
+    [
+        (128, None, 8, False),
+        (3, None, 5, True),
+        (50, None, 11, False),
+        (50, 1, 8, True),
+        (128, 20, 5, False),
+        (3, 20, 8, True),
+        (50, 20, 8, True),
+    ],
+    ids=["full", "narrow_values_sinks", "wide_values", "own_position_sinks", "window", "window_sinks", "window_50"],
 )
-@pytest.mark.parametrize("block", [3, 50, 128])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_definition(case: Case, block: int, window: int | None, value_width: int, sinks: bool):
     batch = TrajectoryBatch.of(trajectories_of(case))

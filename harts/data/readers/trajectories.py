@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harts.data.batch import TrajectoryBatch
 from harts.data.readers.format import ReaderFormat
@@ -76,7 +77,22 @@ def _streams(fields: Mapping[str, Any], place: str, length: int) -> dict[str, An
         values["share_key"] = integers(fields["share_key"], "share_key", place)
         if values["share_key"].size != length:
             raise ValueError(f"{place}, field share_key: expected a list of {length} numbers, one a token.")
+    if "routes" in fields:
+        values["routes"] = _routes(fields["routes"], place, length)
     return values
+
+
+def _routes(value: Any, place: str, length: int) -> NDArray[np.int32]:
+    """[L, M, A] recorded experts."""
+    try:
+        array = np.array(value)
+    except ValueError:  # lists of different lengths
+        array = np.empty(0)
+    limits = np.iinfo(np.int32)
+    fits = array.ndim == 3 and array.shape[0] == length and array.dtype.kind == "i"
+    if not fits or array.size == 0 or array.min() < limits.min or array.max() > limits.max:
+        raise ValueError(f"{place}, field routes: expected {length} lists of as many lists of integers each.")
+    return array.astype(np.int32)
 
 
 def _scalars(fields: Mapping[str, Any], place: str) -> dict[str, Any]:

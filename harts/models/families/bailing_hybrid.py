@@ -17,6 +17,7 @@ from harts.models.family import (
     Family,
     kimi_delta_mixers,
 )
+from harts.models.routers import GROUPED_SIGMOID
 
 
 class TreeBailingHybridDeltaAttention(hf.BailingHybridDeltaAttention):
@@ -54,6 +55,7 @@ FAMILY = Family(
             hf.BailingHybridRotaryEmbedding,
         }
     ),
+    routers={"BailingHybridTopkRouter": GROUPED_SIGMOID},
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
     mixers=kimi_delta_mixers,
     tiny={

@@ -5,6 +5,7 @@ from __future__ import annotations
 from transformers.models.deepseek_v3 import modeling_deepseek_v3 as hf
 
 from harts.models.family import TINY, TINY_LATENT_ATTENTION, TINY_ROUTED_EXPERTS, Family, latent_attention_mixers
+from harts.models.routers import GROUPED_SIGMOID
 
 FAMILY = Family(
     causal_lm=hf.DeepseekV3ForCausalLM,
@@ -23,6 +24,7 @@ FAMILY = Family(
             hf.DeepseekV3RotaryEmbedding,
         }
     ),
+    routers={"DeepseekV3TopkRouter": GROUPED_SIGMOID},
     mixers=latent_attention_mixers,
     tiny={
         **TINY,

@@ -7,6 +7,7 @@ from transformers.models.gpt_oss import modeling_gpt_oss as hf
 
 from harts.models.attention import DenseAttention
 from harts.models.family import TINY, TINY_WINDOWS, Family, attention_mixers
+from harts.models.routers import CHOSEN_SOFTMAX
 
 FAMILY = Family(
     causal_lm=hf.GptOssForCausalLM,
@@ -28,6 +29,7 @@ FAMILY = Family(
             hf.GptOssRotaryEmbedding,
         }
     ),
+    routers={"GptOssTopKRouter": CHOSEN_SOFTMAX},
     mixers=attention_mixers,
     tiny={
         **TINY,

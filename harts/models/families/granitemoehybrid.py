@@ -10,6 +10,7 @@ from transformers.models.granitemoehybrid import modeling_granitemoehybrid as hf
 from harts.layers.linear_attention.mamba2 import tree_mamba2
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers
+from harts.models.routers import CHOSEN_SOFTMAX
 
 
 class TreeGraniteMoeHybridMambaLayer(hf.GraniteMoeHybridMambaLayer):
@@ -44,6 +45,7 @@ FAMILY = Family(
             hf.GraniteMoeHybridRotaryEmbedding,
         }
     ),
+    routers={"GraniteMoeHybridTopKRouter": CHOSEN_SOFTMAX},
     layout_needs=lambda config: LayoutNeeds(chunk_size=config.mamba_chunk_size, conv_width=config.mamba_d_conv),
     mixers=lambda config: Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),

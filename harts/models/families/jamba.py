@@ -13,6 +13,7 @@ from harts.layers.linear_attention.selective_scan import CHUNK_SIZE, SelectiveSc
 from harts.layers.short_conv.ancestor_gather import tree_short_conv
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers
+from harts.models.routers import PLAIN_SOFTMAX
 
 
 class TreeJambaMambaMixer(hf.JambaMambaMixer):
@@ -84,6 +85,7 @@ FAMILY = Family(
             *ROUTERS,
         }
     ),
+    routers={"JambaTopKRouter": PLAIN_SOFTMAX},
     layout_needs=lambda config: LayoutNeeds(chunk_size=CHUNK_SIZE, conv_width=config.mamba_d_conv),
     mixers=lambda config: Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),

@@ -10,6 +10,7 @@ from transformers.models.lfm2_moe import modeling_lfm2_moe as hf
 from harts.layers.short_conv.gated import tree_gated_short_conv
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_EXPERTS, TINY_SHORT_CONVOLUTIONS, Family, attention_mixers
+from harts.models.routers import BIASED_SIGMOID
 
 
 class TreeLfm2MoeShortConv(hf.Lfm2MoeShortConv):
@@ -56,6 +57,7 @@ FAMILY = Family(
             hf.Lfm2MoeRotaryEmbedding,
         }
     ),
+    routers={"Lfm2MoeTopKRouter": BIASED_SIGMOID},
     layout_needs=lambda config: LayoutNeeds(chunk_size=None, conv_width=config.conv_L_cache),
     mixers=attention_mixers,
     tiny={**TINY, **TINY_SHORT_CONVOLUTIONS, **TINY_EXPERTS, "num_dense_layers": 1},

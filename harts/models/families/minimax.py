@@ -12,6 +12,7 @@ from transformers.models.minimax import modeling_minimax as hf
 from harts.layers.linear_attention.lightning import LightningDecays, tree_lightning_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers, head_width
+from harts.models.routers import SOFTMAX
 
 
 class TreeMiniMaxLightningAttention(hf.MiniMaxLightningAttention):
@@ -73,6 +74,7 @@ FAMILY = Family(
             hf.MiniMaxRotaryEmbedding,
         }
     ),
+    routers={"MiniMaxTopKRouter": SOFTMAX},
     layout_needs=lambda config: LayoutNeeds(chunk_size=config.block_size, conv_width=1),
     mixers=_mixers,
     tiny={
@@ -91,5 +93,4 @@ FAMILY = Family(
         "mlp_beta_factor": 0.9,
     },
     active_experts=lambda config: config.num_experts_per_tok / config.num_local_experts,
-    required={"attention_dropout": 0.0, "router_jitter_noise": 0.0},
 )

@@ -10,6 +10,7 @@ from transformers.models.nemotron_h import modeling_nemotron_h as hf
 from harts.layers.linear_attention.mamba2 import tree_mamba2
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers
+from harts.models.routers import GROUPED_SIGMOID
 
 
 class TreeNemotronHMamba2Mixer(hf.NemotronHMamba2Mixer):
@@ -47,6 +48,7 @@ FAMILY = Family(
             *BY_NAME,
         }
     ),
+    routers={"NemotronHTopkRouter": GROUPED_SIGMOID},
     layout_needs=lambda config: LayoutNeeds(chunk_size=config.chunk_size, conv_width=config.conv_kernel),
     mixers=lambda config: Mixers(
         num_full_attention_layers=config.layer_types.count("full_attention"),

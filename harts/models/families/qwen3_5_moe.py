@@ -10,6 +10,7 @@ from transformers.models.qwen3_5_moe import modeling_qwen3_5_moe as hf
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.families.qwen3_5 import TINY_MROPE, gated_delta_net_on_layout
 from harts.models.family import TINY, TINY_EXPERTS, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
+from harts.models.routers import SOFTMAX
 
 
 class TreeQwen3_5MoeGatedDeltaNet(hf.Qwen3_5MoeGatedDeltaNet):  # noqa: N801 - transformers' name with a prefix
@@ -43,6 +44,7 @@ FAMILY = Family(
             hf.Qwen3_5MoeTextRotaryEmbedding,
         }
     ),
+    routers={"Qwen3_5MoeTopKRouter": SOFTMAX},
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
     mixers=gated_delta_net_mixers,
     tiny={**TINY, **TINY_GATED_DELTA_NET, **TINY_EXPERTS, **TINY_MROPE},

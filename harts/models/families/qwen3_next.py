@@ -11,6 +11,7 @@ from transformers.models.qwen3_next import modeling_qwen3_next as hf
 from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_EXPERTS, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
+from harts.models.routers import SOFTMAX_BY_SETTING
 
 
 class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
@@ -49,6 +50,7 @@ FAMILY = Family(
             hf.Qwen3NextRotaryEmbedding,
         }
     ),
+    routers={"Qwen3NextTopKRouter": SOFTMAX_BY_SETTING},
     layout_needs=lambda config: LayoutNeeds(chunk_size=64, conv_width=config.linear_conv_kernel_dim),
     mixers=gated_delta_net_mixers,
     tiny={**TINY, **TINY_GATED_DELTA_NET, **TINY_EXPERTS},

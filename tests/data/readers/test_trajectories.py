@@ -16,7 +16,7 @@ from tests.cases import RICH, trajectories_of
 
 @pytest.mark.parametrize("name", ["t.jsonl", "t.jsonl.gz"])
 def test_round_trip_is_exact(tmp_path: Path, name: str):
-    written = [*trajectories_of(RICH), Trajectory.of([1, 2], share_key=[0, 7])]
+    written = [*trajectories_of(RICH), Trajectory.of([1, 2], share_key=[0, 7], routes=[[[0, 2]], [[-1, -1]]])]
     write_trajectories(tmp_path / name, written)
     read = list(read_trajectories(tmp_path / name))
     assert len(read) == len(written)
@@ -45,6 +45,8 @@ def test_only_token_ids_are_required(tmp_path: Path):
         ({"advantages": "0.5"}, "field advantages: expected a list of 3"),
         ({"ref_logprobs": [0, None, 0]}, "field ref_logprobs: entry 1 is None, expected a number"),
         ({"share_key": [0, 0, 0.5]}, "field share_key: entry 2"),
+        ({"routes": [[[0, 1]], [[0, 1]]]}, "field routes: expected 3 lists of as many lists of integers"),
+        ({"routes": [[[0]], [[0]], [[0, 1]]]}, "field routes: expected 3 lists"),
         ({"group_id": "a"}, "field group_id: got 'a', expected an integer"),
         ({"weight": None}, "field weight: got None"),
         ({"token_idz": [1]}, "field token_idz: unknown. Fields are token_ids, loss_mask"),
