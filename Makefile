@@ -1,4 +1,4 @@
-# `make train` and `make test` each do all of their own set-up; the second call of either does not install again.
+# `make train`, `make test` and `make docs` do all of their own set-up, once.
 #   make train ARGS="run.steps=20"      arguments for `harts train`
 #   make test ARGS="-k normalization"   arguments for pytest
 #   PYTHON=python3.12                   the interpreter that .venv is made with (3.11 or newer)
@@ -13,7 +13,7 @@ INSTALL = $(BIN)/python -m pip install --quiet $(PIP_ARGS)
 # On Linux, pip's newest torch may be a CUDA build. Machines without an NVIDIA GPU pin a release first.
 TORCH := $(shell if [ "$$(uname -s)" = Linux ] && ! nvidia-smi >/dev/null 2>&1; then echo torch==2.13.0; else echo torch; fi)
 
-.PHONY: train test lint clean
+.PHONY: train test lint docs clean
 
 train: $(VENV)/.installed-rl
 	$(BIN)/harts train $(ARGS)
@@ -26,6 +26,10 @@ lint: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The variable turns off an advertisement of the theme; everything else that it or mkdocs says is an error.
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 clean:
 	rm -rf $(VENV) build dist .pytest_cache .ruff_cache .hypothesis
@@ -46,3 +50,7 @@ $(VENV)/.installed-rl: $(VENV)/.installed-torch pyproject.toml
 $(VENV)/.installed-dev: $(VENV)/.installed-torch pyproject.toml
 	$(INSTALL) --editable '.[dev]'
 	@touch $(VENV)/.installed-rl $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed-torch pyproject.toml
+	$(INSTALL) --editable '.[docs]'
+	@touch $@

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-FOLDERS = ("harts", "tests", "benchmarks", "examples")
+FOLDERS = ("harts", "tests", "benchmarks", "docs", "examples")
 
 MAX_FILE_LINES = 500
 MAX_FUNCTION_LINES = 60
