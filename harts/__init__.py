@@ -18,9 +18,11 @@ from harts.data.readers import GroupShape, SkippedLines, read
 from harts.inspect import TreeView, describe
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.statistics import RouterStatistics
+from harts.microbatches import Execution
 from harts.models import TreeModel, prepare, update_expert_bias
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
-from harts.step import Execution, StepResult, compute_logprobs, count_load, record_routes, train_step
+from harts.routers import count_load, record_routes
+from harts.step import StepResult, compute_logprobs, train_step
 from harts.tree import route_conflicts
 
 __version__ = "0.1.0"

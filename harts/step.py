@@ -9,9 +9,8 @@ gradients, is that of training every trajectory alone; `execution="flat"` does e
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -19,20 +18,17 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.data.ragged import ranges
-from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.recorder import RouterRecorder
 from harts.layers.moe.statistics import RouterStatistics
-from harts.layout.flat import FlatLayout, flat_layout
-from harts.layout.packed import PackedLayout, flat_to_packed, pack
+from harts.layout.flat import FlatLayout
+from harts.layout.packed import PackedLayout
 from harts.logprobs import linear_logprobs, restore
+from harts.microbatches import Execution, StepMicrobatches
 from harts.models import TreeModel
 from harts.objective import check_streams, loss_weights
 from harts.objective.streams import Objective, PolicyStreams
-from harts.plan.plan import Plan, make_plan
-from harts.tree.prefix_tree import PrefixTree, build_prefix_tree
-
-Execution = Literal["tree", "flat"]
+from harts.plan.plan import Plan
+from harts.routers import step_router_losses
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -93,12 +89,12 @@ def train_step(
         >>> optimizer.step()  # doctest: +SKIP
     """
     begin = time.perf_counter()
-    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank)
+    step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank)
     batch = step.batch
     check_streams(objective, batch)
     loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
 
-    router = _router_losses(model, step)
+    router = step_router_losses(model, step)
     loss, metrics, logprobs_P, layouts, routed = 0.0, {}, np.full(batch.trained_P.size, np.nan), [], []
     for members, layout in step.layouts(model):
         recorder = model.routing.recorder(layout, batch, router)
@@ -145,111 +141,12 @@ def compute_logprobs(
     Returns:
         [P] float64, trajectory after trajectory, in the order given.
     """
-    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
+    step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
     logprobs_P = np.full(step.batch.trained_P.size, np.nan)
     for members, layout in step.layouts(model):
         logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.batch))
         logprobs_P[step.batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
-
-
-@torch.no_grad()
-def count_load(
-    model: TreeModel,
-    trajectories: Sequence[Trajectory],
-    *,
-    execution: Execution = "tree",
-    max_tokens_per_microbatch: int = 16384,
-    plan: Plan | None = None,
-    dp_rank: int = 0,
-) -> RouterStatistics:
-    """What the routers do with some trajectories, without gradients.
-
-    Args:
-        model: From `harts.prepare` with `router`.
-        trajectories: As for `train_step`; their training streams are not read.
-        execution: As for `train_step`.
-        max_tokens_per_microbatch: As for `train_step`.
-        plan: As for `train_step`.
-        dp_rank: Rank of the plan whose microbatches are counted; the ranks' statistics add up.
-
-    Returns:
-        Loads, without losses. Their sum over the ranks is what `RouterLosses.load` takes.
-
-    Raises:
-        ValueError: If the model was prepared without `router`, or as for `train_step`.
-    """
-    if model.router is None:
-        raise ValueError("The model was prepared without router. Prepare it with router=harts.RouterLosses().")
-    return _count_load(model, _Step.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank))
-
-
-@torch.no_grad()
-def record_routes(
-    model: TreeModel,
-    trajectories: Sequence[Trajectory],
-    *,
-    execution: Execution = "tree",
-    max_tokens_per_microbatch: int = 16384,
-) -> list[NDArray[np.int32]]:
-    """The experts that the model's routers send every token to, to be replayed later as `Trajectory.routes`.
-
-    Args:
-        model: From `harts.prepare`.
-        trajectories: As for `train_step`. Routes that they have are followed; give `replace(t, routes=None)` for the
-            model's own.
-        execution: As for `train_step`.
-        max_tokens_per_microbatch: As for `train_step`.
-
-    Returns:
-        [L, M, A] int32 of every trajectory, in the order given.
-
-    Raises:
-        ValueError: If the model has no routers, or as for `train_step`.
-
-    Example:
-        >>> routes = harts.record_routes(model, trajectories)  # doctest: +SKIP
-        >>> kept = [replace(t, routes=r) for t, r in zip(trajectories, routes)]  # doctest: +SKIP
-    """
-    if not model.routing.sites:
-        raise ValueError("The model has no routers whose choices could be recorded.")
-    step = _Step.of(model, trajectories, execution, max_tokens_per_microbatch, None)
-    shape = (step.batch.token_ids_F.size, len(model.routing.sites), model.routing.sites[0].num_active)
-    routes_FMA = np.empty(shape, dtype=np.int32)
-    for members, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, step.batch, RouterLosses(), keep_choices=True)
-        assert recorder is not None
-        model.hidden_states(layout, recorder)
-        is_flat = isinstance(layout, FlatLayout)
-        row_F = layout.token_rows() if is_flat else flat_to_packed(step.tree.restrict(members))
-        place_F = ranges(step.batch.offsets[members], step.batch.length_N[members])
-        routes_FMA[place_F] = recorder.choices()[row_F]
-    return np.split(routes_FMA, step.batch.offsets[1:-1])
-
-
-@torch.no_grad()
-def _count_load(model: TreeModel, step: _Step) -> RouterStatistics:
-    assert model.router is not None
-    counting, routed = RouterLosses(count_weights=model.router.count_weights), []
-    for _, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, step.batch, counting)
-        assert recorder is not None
-        model.hidden_states(layout, recorder)
-        routed.append(recorder.statistics())
-    return model.routing.total(routed)
-
-
-def _router_losses(model: TreeModel, step: _Step) -> RouterLosses | None:
-    """The model's, with the loads of the whole step where the loss needs them before the first microbatch."""
-    losses = model.router
-    if losses is None or losses.balance != "step" or losses.load is not None:
-        return losses
-    if step.plan.ranks > 1:
-        raise ValueError(
-            f'balance "step" needs the loads of all {step.plan.ranks} ranks before the first microbatch. Add up what '
-            "harts.count_load gives on every rank, and pass the sum as RouterLosses.load."
-        )
-    return replace(losses, load=_count_load(model, step))
 
 
 def _logprobs(
@@ -269,22 +166,6 @@ def _logprobs(
     )
     entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
     return restore(logprob_E, layout.edges.edge_P), entropy_P
-
-
-def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:
-    if plan.sharing != (execution == "tree"):
-        raise ValueError(
-            f'Got execution = "{execution}" and a plan with sharing = {plan.sharing}. '
-            'Plan with sharing for "tree", without for "flat".'
-        )
-    if not 0 <= dp_rank < len(plan.slots):
-        raise ValueError(f"Got dp_rank {dp_rank}, but the plan has {len(plan.slots)} ranks. Plan for as many as run.")
-    planned = sorted(number for rank in plan.slots for microbatch in rank for number in microbatch.trajectories)
-    if planned != list(range(num_trajectories)):
-        raise ValueError(
-            f"The plan places {len(planned)} trajectories, expected each of {num_trajectories} once. "
-            "Make a plan from the tree of this step's trajectories."
-        )
 
 
 def _streams(
@@ -325,52 +206,3 @@ class _LayoutSize:
         if isinstance(layout, FlatLayout) or layout.runs is None:
             return cls(tokens=layout.num_tokens, rounds=0, replayed=0)
         return cls(tokens=layout.num_tokens, rounds=layout.runs.num_rounds, replayed=layout.runs.num_replayed)
-
-
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
-class _Step:
-    """The trajectories of a step, checked, merged and placed."""
-
-    batch: TrajectoryBatch
-    tree: PrefixTree
-    plan: Plan
-    dp_rank: int
-
-    @classmethod
-    def of(
-        cls,
-        model: TreeModel,
-        trajectories: Sequence[Trajectory],
-        execution: Execution,
-        max_tokens_per_microbatch: int,
-        plan: Plan | None,
-        dp_rank: int = 0,
-    ) -> _Step:
-        if execution not in ("tree", "flat"):
-            raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
-        batch = TrajectoryBatch.of(trajectories)
-        batch.check_vocabulary(model.vocab_size)
-        model.routing.check_routes(batch)
-        tree = build_prefix_tree(batch)
-        if plan is None:
-            plan = make_plan(
-                tree,
-                max_tokens_per_microbatch=max_tokens_per_microbatch,
-                cost=model.cost,
-                sharing=execution == "tree",
-            )
-        _check_plan(plan, execution, dp_rank, batch.num_trajectories)
-        return cls(batch=batch, tree=tree, plan=plan, dp_rank=dp_rank)
-
-    def layouts(self, model: TreeModel) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
-        """The trajectory numbers and the layout of every microbatch of the rank, one after the other."""
-        for microbatch in self.plan.slots[self.dp_rank]:
-            if not microbatch.trajectories:
-                continue
-            members = np.array(microbatch.trajectories, dtype=np.int64)
-            if not self.plan.sharing:
-                yield members, flat_layout(self.batch, members).to(model.device)
-                continue
-            part = self.tree.restrict(members)
-            # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
-            yield part.order_N, pack(part, self.batch, model.needs).to(model.device)

@@ -18,6 +18,8 @@ ORDER = (
     "models",
     "logprobs",
     "objective",
+    "microbatches",
+    "routers",
     "step",
     "check",
     "inspect",

@@ -11,9 +11,10 @@ import torch
 from torch import Tensor
 
 from harts.data import Trajectory
+from harts.microbatches import Execution
 from harts.models import TreeModel
 from harts.objective.streams import Objective
-from harts.step import Execution, StepResult, train_step
+from harts.step import StepResult, train_step
 
 ROUNDING = 1e-6
 """Norm of a gradient that is nothing but float32 rounding: loss weights sum to 1, so a step that has something to

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from harts import objective as objectives
 from harts.config import ObjectiveConfig, TrainConfig, dump_config, load_config
 from harts.data import Trajectory
+from harts.microbatches import Execution
 from harts.models import TreeModel, prepare
 from harts.objective.streams import Objective
 from harts.rollout.collect import group_advantages, trajectories_of
@@ -29,7 +30,7 @@ from harts.rollout.episode import Episode
 from harts.rollout.generate import SamplingSettings, play_with_model
 from harts.rollout.random_play import episode_of, play_at_random
 from harts.rollout.tokenizer import END, TurnTokenizer
-from harts.step import Execution, StepResult, compute_logprobs, train_step
+from harts.step import StepResult, compute_logprobs, train_step
 from harts.train.checkpoint import (
     Checkpoint,
     latest_checkpoint,
