@@ -38,7 +38,6 @@ QUICK_CASES = [
         "branches_in_one_chunk",
         "depth_beyond_two",
         "shorter_than_convolution",
-        "segment_lengths_around_a_chunk",
         "forest",
     )
 ]

@@ -118,7 +118,9 @@ def test_every_tree(case: Case):
     assert_step_equals_reference(tiny_moe("deepseek_v3"), trajectories, losses, plan=plan)
 
 
-@pytest.mark.parametrize("model_type", MOE_TYPES)
+@pytest.mark.parametrize(
+    "model_type", [pytest.param(name, marks=[] if name in ANCHORS else [pytest.mark.slow]) for name in MOE_TYPES]
+)
 @pytest.mark.parametrize("balance", FORMS)
 def test_several_microbatches_and_ranks(balance: str, model_type: str):
     trajectories = trajectories_of(SMALL)

@@ -16,7 +16,14 @@ from harts.models.registry import supported_types
 runner = CliRunner()
 
 
-@pytest.mark.parametrize("model_type", supported_types())
+# One of each kind of layer; the others, whose layers are held by tests/test_equivalence.py, are slow together.
+DEFAULT = ("qwen3_5_text", "kimi_linear", "qwen3_5_moe_text", "bamba", "jamba", "minimax", "lfm2", "gpt_oss")
+
+
+@pytest.mark.parametrize(
+    "model_type",
+    [pytest.param(t, marks=[] if t in DEFAULT else [pytest.mark.slow]) for t in supported_types()],
+)
 def test_every_tiny_model_is_exact_in_float64(model_type: str):
     result = runner.invoke(
         app, ["check", "--model", f"tiny:{model_type}", "--data", "synthetic", "--dtype", "float64", "--json"]

@@ -22,6 +22,8 @@ from harts.data.readers.source import Source
 MAX_RECORD_BYTES = 1 << 30
 # A first line longer than this counts as a document.
 MAX_FIRST_LINE = 1 << 26
+SMALL_COPY = 1 << 22
+"""Bytes of decompressed text that stay in memory instead of going to the disk."""
 # Compressed files up to this size are decompressed whenever a record is read by number.
 SMALL_FILE = 1 << 20
 CHUNK = 1 << 20
@@ -130,7 +132,7 @@ def _random_access(source: Source) -> BinaryIO:
     if not source.is_compressed:
         return source.path.open("rb")
     # Without a name: it goes away with the process, however that ends.
-    copy = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=MAX_FIRST_LINE))  # noqa: SIM115
+    copy = cast(BinaryIO, tempfile.SpooledTemporaryFile(max_size=SMALL_COPY))  # noqa: SIM115
     with source.open() as content:
         shutil.copyfileobj(content, copy, CHUNK)
     return copy
