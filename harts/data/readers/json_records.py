@@ -22,7 +22,7 @@ from harts.data.readers.source import Source
 MAX_RECORD_BYTES = 1 << 30
 # A first line longer than this counts as a document.
 MAX_FIRST_LINE = 1 << 26
-SMALL_COPY = 1 << 22
+SMALL_COPY = 1 << 20
 """Bytes of decompressed text that stay in memory instead of going to the disk."""
 # Compressed files up to this size are decompressed whenever a record is read by number.
 SMALL_FILE = 1 << 20
