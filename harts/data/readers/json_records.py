@@ -157,7 +157,12 @@ def _is_document(file: BinaryIO) -> bool:
         first = file.readline(MAX_FIRST_LINE)
     if len(first) == MAX_FIRST_LINE:
         return True
-    rest = [line for line in (file.readline(CHUNK) for _ in range(20)) if line.strip()]
+    rest, at_start = [], True
+    for _ in range(20):
+        line = file.readline(CHUNK)
+        if at_start and line.strip():
+            rest.append(line)
+        at_start = line.endswith(b"\n")  # of a longer line, only the beginning counts
     value = _value(first)
     if value is None:
         # Damaged, or the beginning of an indented document.

@@ -102,6 +102,14 @@ JSON = st.recursive(
 )
 
 
+def test_the_middle_of_a_long_line_is_no_record(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Detection reads a few pieces of lines; a piece that happens to be JSON says nothing about the file."""
+    monkeypatch.setattr(json_records, "CHUNK", 5)
+    path = tmp_path / "r.json"
+    path.write_text(json.dumps([{"[[[[": []}], indent=1))
+    assert read_back(path)[0] == [{"[[[[": []}]
+
+
 @settings(max_examples=100)
 @given(st.lists(st.dictionaries(st.text('ab"\\[]{}', max_size=4), JSON, max_size=3), min_size=1, max_size=4), st.data())
 def test_any_records_come_back(tmp_path_factory: pytest.TempPathFactory, records: list[Any], data: st.DataObject):
