@@ -129,7 +129,7 @@ def build_report(
     """
     noise = {name: max(d.layers[name] for d in compared.noise.values()) for name in compared.tree.layers}
     layer_kinds = tuple(_layer_kind(kind, compared, kinds, noise, moved) for kind in sorted(set(kinds.values())))
-    layer_kinds += (_token_wise(compared, kinds),)
+    layer_kinds += (_layer_kind(None, compared, kinds, noise, moved),)
     leak = any(kind.leaks for kind in layer_kinds)
     dtype = tree.hidden_FD.dtype
     verdict = "differs" if leak else judge(compared, is_float64=dtype is torch.float64)
@@ -153,33 +153,20 @@ def build_report(
 
 
 def _layer_kind(
-    kind: str, compared: Compared, kinds: dict[str, str], noise: dict[str, float], moved: dict[str, float]
+    kind: str | None, compared: Compared, kinds: dict[str, str], noise: dict[str, float], moved: dict[str, float]
 ) -> LayerKind:
+    """Figures of one kind of layer; None for the parameters that belong to no layer that mixes tokens."""
     names = [name for name in compared.tree.layers if kinds[name.partition("#")[0]] == kind]
     parameters = [p for p in compared.tree.gradients if _owner(p, kinds) == kind]
     return LayerKind(
-        name=kind,
+        name=kind or "token-wise",
         count=len(names),
-        output=max(compared.tree.layers[name] for name in names),
-        output_noise=max(noise[name] for name in names),
+        output=max((compared.tree.layers[name] for name in names), default=0.0),
+        output_noise=max((noise[name] for name in names), default=0.0),
         gradient=max((compared.tree.gradients[p] for p in parameters), default=0.0),
         gradient_noise=max((noise_of(compared, p) for p in parameters), default=0.0),
-        leak=max(moved[name] for name in names),
+        leak=max((moved[name] for name in names), default=0.0),
         leaks=any(leaks(moved[name], noise[name], compared.eps) for name in names),
-    )
-
-
-def _token_wise(compared: Compared, kinds: dict[str, str]) -> LayerKind:
-    parameters = [p for p in compared.tree.gradients if _owner(p, kinds) is None]
-    return LayerKind(
-        name="token-wise",
-        count=0,
-        output=0.0,
-        output_noise=0.0,
-        gradient=max((compared.tree.gradients[p] for p in parameters), default=0.0),
-        gradient_noise=max((noise_of(compared, p) for p in parameters), default=0.0),
-        leak=0.0,
-        leaks=False,
     )
 
 

@@ -9,12 +9,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
+from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.short_conv.ancestor_gather import tree_short_conv
 from harts.layout.packed import PackedLayout
-
-L2_NORM_EPSILON = 1e-6
-"""That of transformers and fla."""
 
 
 class KimiDeltaLayer(Protocol):

@@ -2,41 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
 from transformers.models.lfm2 import modeling_lfm2 as hf
 
-from harts.layers.short_conv.gated import tree_gated_short_conv
-from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.layout.packed import LayoutNeeds
 from harts.models.family import TINY, TINY_SHORT_CONVOLUTIONS, Family, attention_mixers
+from harts.models.shared_layers import TreeShortConv, TreeShortConvDecoderLayer
 
 
-class TreeLfm2ShortConv(hf.Lfm2ShortConv):
-    """The layer on a layout; without one, transformers' own."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        return tree_gated_short_conv(self, hidden_states[0], harts_layout)[None]
+class TreeLfm2ShortConv(TreeShortConv, hf.Lfm2ShortConv):
+    """On a layout, too."""
 
 
-class TreeLfm2DecoderLayer(hf.Lfm2DecoderLayer):
-    """Hands the layout to the convolution, which transformers before 5.24 does not."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        if self.is_attention_layer:
-            return super().forward(hidden_states, *args, harts_layout=harts_layout, **options)
-        hidden_states = hidden_states + self.conv(self.operator_norm(hidden_states), harts_layout=harts_layout)
-        return hidden_states + self.feed_forward(self.ffn_norm(hidden_states))
+class TreeLfm2DecoderLayer(TreeShortConvDecoderLayer, hf.Lfm2DecoderLayer):
+    """On a layout, too."""
 
 
 FAMILY = Family(

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
 from transformers.models.lfm2_moe import modeling_lfm2_moe as hf
 
-from harts.layers.short_conv.gated import tree_gated_short_conv
-from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.layout.packed import LayoutNeeds
 from harts.models.family import TINY, TINY_EXPERTS, TINY_SHORT_CONVOLUTIONS, Family, attention_mixers
 from harts.models.routers import BIASED_SIGMOID
+from harts.models.shared_layers import TreeShortConv, TreeShortConvDecoderLayer
 
 
-class TreeLfm2MoeShortConv(hf.Lfm2MoeShortConv):
-    """The layer on a layout; without one, transformers' own."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        return tree_gated_short_conv(self, hidden_states[0], harts_layout)[None]
+class TreeLfm2MoeShortConv(TreeShortConv, hf.Lfm2MoeShortConv):
+    """On a layout, too."""
 
 
-class TreeLfm2MoeDecoderLayer(hf.Lfm2MoeDecoderLayer):
-    """Hands the layout to the convolution, which transformers before 5.24 does not."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        if self.is_attention_layer:
-            return super().forward(hidden_states, *args, harts_layout=harts_layout, **options)
-        hidden_states = hidden_states + self.conv(self.operator_norm(hidden_states), harts_layout=harts_layout)
-        return hidden_states + self.feed_forward(self.ffn_norm(hidden_states))
+class TreeLfm2MoeDecoderLayer(TreeShortConvDecoderLayer, hf.Lfm2MoeDecoderLayer):
+    """On a layout, too."""
 
 
 FAMILY = Family(

@@ -2,28 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor, nn
+from torch import nn
 from transformers.models.nemotron_h import modeling_nemotron_h as hf
 
-from harts.layers.linear_attention.mamba2 import tree_mamba2
-from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.layout.packed import LayoutNeeds
 from harts.models.family import TINY, Family, Mixers
 from harts.models.routers import GROUPED_SIGMOID
+from harts.models.shared_layers import TreeMamba2
 
 
-class TreeNemotronHMamba2Mixer(hf.NemotronHMamba2Mixer):
-    """The layer on a layout; without one, transformers' own."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        output_TD, gate_TD = tree_mamba2(self, self.in_proj(hidden_states[0]), harts_layout)
-        return self.out_proj(self.norm(output_TD, gate_TD).to(hidden_states.dtype))[None]
+class TreeNemotronHMamba2Mixer(TreeMamba2, hf.NemotronHMamba2Mixer):
+    """On a layout, too."""
 
 
 # A decorator hides the type of the experts; older versions of transformers take the gated norm from Zamba2.

@@ -2,27 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from torch import Tensor
 from transformers.models.zamba2 import modeling_zamba2 as hf
 
-from harts.layers.linear_attention.mamba2 import tree_mamba2
-from harts.layout.packed import LayoutNeeds, PackedLayout
+from harts.layout.packed import LayoutNeeds
 from harts.models.family import TINY, Family, Mixers
+from harts.models.shared_layers import TreeMamba2
 
 
-class TreeZamba2MambaMixer(hf.Zamba2MambaMixer):
-    """The layer on a layout; without one, transformers' own."""
-
-    def forward(
-        self, hidden_states: Tensor, *args: Any, harts_layout: PackedLayout | None = None, **options: Any
-    ) -> Tensor:
-        """[1, T, D] to [1, T, D]."""
-        if harts_layout is None:
-            return super().forward(hidden_states, *args, **options)
-        output_TD, gate_TD = tree_mamba2(self, self.in_proj(hidden_states[0]), harts_layout)
-        return self.out_proj(self.norm(output_TD, gate_TD).to(hidden_states.dtype))[None]
+class TreeZamba2MambaMixer(TreeMamba2, hf.Zamba2MambaMixer):
+    """On a layout, too."""
 
 
 FAMILY = Family(
