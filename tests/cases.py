@@ -126,3 +126,5 @@ CASES = [
 ]
 RICH = next(case for case in CASES if case.name == "depth_beyond_two")
 """Where one case must do: deep branches, several in a chunk, short and long segments."""
+ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
+"""Full attention, a dense hybrid, one with experts: run on all cases, and on what does not depend on the family."""

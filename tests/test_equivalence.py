@@ -22,11 +22,9 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.objective.streams import Objective
 from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
-from tests.cases import CASES, RICH, VOCAB_SIZE, Case, decorate, trajectories_of
+from tests.cases import ANCHORS, CASES, RICH, VOCAB_SIZE, Case, decorate, trajectories_of
 
 MODEL_TYPES = supported_types()
-ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
-"""Full attention, a dense hybrid, a hybrid with experts; what does not depend on the family is run on these."""
 EXACT = 1e-10
 QUICK_CASES = [
     case

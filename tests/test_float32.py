@@ -15,12 +15,10 @@ from harts.data import Trajectory
 from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import gradients, one_trajectory_at_a_time
-from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.cases import ANCHORS, CASES, RICH, Case, trajectories_of
 from tests.routing import follow_routes
 
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
-ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
-"""Run on all cases; the other families on one."""
 ORDERS = 4
 """Summation orders that flat's own noise is the largest difference over."""
 

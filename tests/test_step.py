@@ -20,12 +20,10 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import assert_close, gradients, one_trajectory_at_a_time
 from harts.tree import build_prefix_tree
-from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.cases import ANCHORS, CASES, RICH, Case, trajectories_of
 
 OBJECTIVE = harts.grpo(kl_coef=0.1)
 MODEL_TYPES = supported_types()
-ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
-"""Run on all cases; the other families on one."""
 GOOD = Trajectory.of([1, 2, 3], sampling_logprobs=-1.0, ref_logprobs=-1.0)
 
 
