@@ -80,7 +80,7 @@ def plan_runs(tree: PrefixTree, chunk_size: int, *, replay: bool = True) -> RunP
     Raises:
         ValueError: If `chunk_size` is not positive.
     """
-    _check_chunk_size(chunk_size)
+    check_chunk_size(chunk_size)
     draft = _cut_into_runs(tree, _find_cuts(tree, chunk_size if replay else None))
     run, size = draft.slices[:, 0], draft.slices[:, 2]
     parent = np.array(draft.parent_of_run, dtype=np.int64)
@@ -113,7 +113,7 @@ def rounds_if_interior_states(tree: PrefixTree, chunk_size: int) -> int:
         >>> plan_runs(tree, 2).num_rounds, rounds_if_interior_states(tree, 2)
         (4, 2)
     """
-    _check_chunk_size(chunk_size)
+    check_chunk_size(chunk_size)
     parents = tree.parent_S.tolist()
     has_boundary = (tree.end_S // chunk_size * chunk_size > tree.start_S).tolist()
     # The two largest numbers among the boundaries and path ends next below each segment's end; last, below the roots.
@@ -130,7 +130,7 @@ def rounds_if_interior_states(tree: PrefixTree, chunk_size: int) -> int:
     return first[-1]
 
 
-def _check_chunk_size(chunk_size: int) -> None:
+def check_chunk_size(chunk_size: int) -> None:
     if chunk_size < 1:
         raise ValueError(
             f"Got chunk_size {chunk_size}, expected at least 1. Use the chunk size of the model's kernels."
@@ -173,7 +173,7 @@ def _find_cuts(tree: PrefixTree, chunk_size: int | None) -> _Cuts:
     return _Cuts(boundary_S=boundary_S, holder_S=holder_S, is_cut_S=is_cut_S)
 
 
-def _find_heirs(tree: PrefixTree) -> list[int]:
+def find_heirs(tree: PrefixTree) -> list[int]:
     """The child with the longest path below each segment, the first of equals; -1 for a leaf.
 
     The heir's run owns the tokens between boundary and branch point that its siblings replay. Who owns them changes
@@ -191,7 +191,7 @@ def _find_heirs(tree: PrefixTree) -> list[int]:
 def _cut_into_runs(tree: PrefixTree, cuts: _Cuts) -> _Draft:
     parents, starts, ends, offsets = (a.tolist() for a in (tree.parent_S, tree.start_S, tree.end_S, tree.offset_S))
     boundaries, holders, is_cut = cuts.boundary_S.tolist(), cuts.holder_S.tolist(), cuts.is_cut_S.tolist()
-    heirs = _find_heirs(tree)
+    heirs = find_heirs(tree)
     parent_of_run: list[int] = []
     slices: list[tuple[int, int, int, bool]] = []
     last_run = [-1] * len(parents)  # the run that holds the end of each segment
@@ -210,7 +210,7 @@ def _cut_into_runs(tree: PrefixTree, cuts: _Cuts) -> _Draft:
             run = last_run[above]
         elif above >= 0:
             run = open_run(cut_run[holders[above]] if holders[above] >= 0 else -1)
-            for ancestor in _path_from(boundaries[above], above, parents, ends):
+            for ancestor in path_from(boundaries[above], above, parents, ends):
                 take(run, ancestor, max(starts[ancestor], boundaries[above]), ends[ancestor], False)
         else:
             run = open_run(-1)
@@ -224,7 +224,7 @@ def _cut_into_runs(tree: PrefixTree, cuts: _Cuts) -> _Draft:
     return _Draft(parent_of_run=parent_of_run, slices=np.array(slices, dtype=np.int64))
 
 
-def _path_from(depth: int, segment: int, parents: list[int], ends: list[int]) -> list[int]:
+def path_from(depth: int, segment: int, parents: list[int], ends: list[int]) -> list[int]:
     """Segments of the path to `segment` that have tokens at or below a depth, from the top down."""
     path: list[int] = []
     while segment >= 0 and ends[segment] > depth:

@@ -1,0 +1,1 @@
+"""Triton kernels of linear attention on trees; imported only where Triton and fla are installed."""

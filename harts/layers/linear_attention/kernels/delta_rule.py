@@ -1,0 +1,312 @@
+"""The states of the delta rule over a whole tree, in one launch each way.
+
+What is sequential in chunked Gated DeltaNet (arXiv 2412.06464) and Kimi Delta Attention (arXiv 2510.26692): the state
+before every chunk, and backward the gradient of the state after it. Everything else is parallel over chunks and does
+not ask which chunk comes before which.
+
+The arithmetic is that of fla's `chunk_gated_delta_rule_fwd_h` and `_bwd_dhu` (MIT, Songlin Yang, Yu Zhang, Zhiyuan Li
+and contributors), step by step, so that states are those of each path run alone, bit for bit.
+
+Programs take (run, head, block of values) from a queue (`harts.layout.launch`) by counting up a ticket. A run that
+starts from another's state spins on a flag until it is there, and backward a run collects the gradients of all runs
+that start inside it, in the order of `slot_runs`. Whatever a program waits for is ahead of it in the queue, so it is
+held by a program that already runs: no order in which the device starts programs can deadlock.
+"""
+
+# What Triton compiles is not Python to a type checker.
+# pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from fla.ops.utils.op import exp2
+from torch import Tensor
+
+from harts.layout.launch import LaunchIndex
+
+
+@triton.jit
+def _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV: tl.constexpr, NV: tl.constexpr):
+    """Run, head, block of values, first row, rows and first chunk of the next piece of work."""
+    number = tl.atomic_add(ticket, 1, sem="relaxed")
+    i_v = number % NV
+    i_h = (number // NV) % HV
+    run = tl.load(queue + number // (NV * HV)).to(tl.int64)
+    begin = tl.load(cu_seqlens + run).to(tl.int64)
+    rows = (tl.load(cu_seqlens + run + 1) - begin).to(tl.int32)
+    return run, i_h, i_v, begin, rows, tl.load(chunk_offsets + run).to(tl.int64)
+
+
+@triton.jit
+def _wait_for_all_threads(INTERPRETED: tl.constexpr):
+    """All threads have stored before one of them says so. Triton does not pipeline loops with its own barrier."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "bar.sync 0; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 128)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@triton.jit
+def _forward(
+    k, u, w, v_new, g, gk, h, states, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue, flags, ticket,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr, SAVE: tl.constexpr,
+    INTERPRETED: tl.constexpr,
+):  # fmt: skip
+    NV: tl.constexpr = (V + BV - 1) // BV
+    run, i_h, i_v, begin, rows, first_chunk = _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    m_kv = m_k[:, None] & m_v[None, :]
+    tile = o_k[:, None] * V + o_v[None, :]
+
+    b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    slot = tl.load(start_slot + run).to(tl.int64)
+    if slot >= 0:
+        while tl.atomic_add(flags + (slot * HV + i_h) * NV + i_v, 0, sem="acquire") == 0:
+            pass
+        # Past the first-level cache, which does not see what other multiprocessors write.
+        b_h += tl.load(states + (slot * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
+
+    u += (begin * HV + i_h) * V
+    w += (begin * HV + i_h) * K
+    k += (begin * H + i_h // (HV // H)) * K
+    if SAVE:
+        v_new += (begin * HV + i_h) * V
+    if USE_G:
+        g += begin * HV + i_h
+    if USE_GK:
+        gk += (begin * HV + i_h) * K
+    for i in range(tl.cdiv(rows, BT)):
+        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
+        m_t = o_t < rows
+        tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
+        slot = tl.load(slot_of_chunk + first_chunk + i).to(tl.int64)
+        if slot >= 0:
+            tl.store(states + (slot * HV + i_h) * K * V + tile, b_h, mask=m_kv)
+            _wait_for_all_threads(INTERPRETED)
+            tl.atomic_xchg(flags + (slot * HV + i_h) * NV + i_v, 1, sem="release")
+
+        b_w = tl.load(w + o_t[:, None] * (HV * K) + o_k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
+        b_v = tl.dot(b_w, b_h.to(b_w.dtype))
+        p_v = o_t[:, None] * (HV * V) + o_v[None, :]
+        m_tv = m_t[:, None] & m_v[None, :]
+        b_v = tl.load(u + p_v, mask=m_tv, other=0.0) - b_v
+        if SAVE:
+            tl.store(v_new + p_v, b_v.to(v_new.dtype.element_ty), mask=m_tv)
+
+        last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
+        if USE_G:
+            g_last = tl.load(g + last * HV).to(tl.float32)
+            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            b_v = b_v * tl.where(m_t, exp2(g_last - b_g), 0)[:, None]
+            b_h *= exp2(g_last)
+        if USE_GK:
+            b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_h *= exp2(b_gk)[:, None]
+        b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
+        b_h = tl.dot(b_k, b_v.to(b_k.dtype), b_h)
+
+
+@triton.jit
+def _backward(
+    q, k, w, g, gk, do, dv, dv2, dh, start_gradients, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue,
+    slot_offsets, slot_runs, counts, ticket, scale,
+    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr,
+):  # fmt: skip
+    NV: tl.constexpr = (V + BV - 1) // BV
+    run, i_h, i_v, begin, rows, first_chunk = _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    o_k = tl.arange(0, BK)
+    o_v = i_v * BV + tl.arange(0, BV)
+    m_k, m_v = o_k < K, o_v < V
+    m_kv = m_k[:, None] & m_v[None, :]
+    tile = o_k[:, None] * V + o_v[None, :]
+
+    q += (begin * H + i_h // (HV // H)) * K
+    k += (begin * H + i_h // (HV // H)) * K
+    w += (begin * HV + i_h) * K
+    do += (begin * HV + i_h) * V
+    dv += (begin * HV + i_h) * V
+    dv2 += (begin * HV + i_h) * V
+    if USE_G:
+        g += begin * HV + i_h
+    if USE_GK:
+        gk += (begin * HV + i_h) * K
+    b_dh = tl.zeros([BK, BV], dtype=tl.float32)
+    chunks = tl.cdiv(rows, BT)
+    for back in range(chunks):
+        i = chunks - 1 - back
+        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
+        m_t = o_t < rows
+        if back > 0:
+            slot = tl.load(slot_of_chunk + first_chunk + i + 1).to(tl.int64)
+            if slot >= 0:
+                first = tl.load(slot_offsets + slot)
+                end = tl.load(slot_offsets + slot + 1)
+                while tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 0, sem="acquire") < end - first:
+                    pass
+                for j in range(first, end):
+                    other = tl.load(slot_runs + j).to(tl.int64)
+                    p_d = start_gradients + (other * HV + i_h) * K * V + tile
+                    b_dh += tl.load(p_d, mask=m_kv, other=0.0, cache_modifier=".cg")
+        tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
+
+        m_tk = m_t[:, None] & m_k[None, :]
+        m_tv = m_t[:, None] & m_v[None, :]
+        p_v = o_t[:, None] * (HV * V) + o_v[None, :]
+        last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
+        b_do = tl.load(do + p_v, mask=m_tv, other=0.0)
+        b_k = tl.load(k + o_t[:, None] * (H * K) + o_k[None, :], mask=m_tk, other=0.0)
+        b_dv = tl.dot(b_k, b_dh.to(b_k.dtype))
+        if USE_G:
+            g_last = tl.load(g + last * HV).to(tl.float32)
+            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            b_dv *= tl.where(m_t, exp2(g_last - b_g), 0)[:, None]
+        b_dv += tl.load(dv + p_v, mask=m_tv, other=0.0)
+        tl.store(dv2 + p_v, b_dv.to(dv2.dtype.element_ty), mask=m_tv)
+
+        m_kt = m_k[:, None] & m_t[None, :]
+        b_w = tl.load(w + o_k[:, None] + o_t[None, :] * (HV * K), mask=m_kt, other=0.0)
+        b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_kt, other=0.0)
+        # Rounded to 16 bits like the other operand; fla multiplies here in tf32, at an eighth of the speed.
+        if USE_G:
+            b_dh *= exp2(g_last)
+            b_dq = (b_q * exp2(b_g)[None, :]).to(b_q.dtype)
+        else:
+            b_dq = b_q
+        if USE_GK:
+            b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
+            b_dh *= exp2(b_gk)[:, None]
+        b_dh += tl.dot(b_dq, b_do.to(b_dq.dtype)) * scale - tl.dot(b_w, b_dv.to(b_w.dtype))
+
+    slot = tl.load(start_slot + run).to(tl.int64)
+    if slot >= 0:
+        tl.store(start_gradients + (run * HV + i_h) * K * V + tile, b_dh, mask=m_kv)
+        tl.debug_barrier()
+        tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 1, sem="release")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchShape:
+    """How work is cut and run; results do not depend on it, but that both directions share `block_v` with no one."""
+
+    block_v: int
+    """Values of a program's block."""
+    num_warps: int
+    num_stages: int
+    """Chunks in flight."""
+
+
+FORWARD = {
+    64: LaunchShape(block_v=64, num_warps=4, num_stages=2),
+    128: LaunchShape(block_v=64, num_warps=4, num_stages=2),
+    256: LaunchShape(block_v=32, num_warps=4, num_stages=2),
+}
+"""By key width, up to and including."""
+BACKWARD = FORWARD
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class DeltaRuleRows:
+    """What both directions read of rows in run order. Shapes have fla's leading 1; HV is a multiple of H."""
+
+    k: Tensor
+    """[1, R, H, K] keys of the state update; decayed already where decays differ by key channel, H being HV then."""
+    w: Tensor
+    """[1, R, HV, K] keys of the WY form."""
+    g: Tensor | None
+    """[1, R, HV] float32. log2-decays, cumulative within chunks; None where they differ by key channel, or are zero."""
+    gk: Tensor | None
+    """[1, R, HV, K] float32. The same by key channel; None otherwise."""
+
+
+def tree_states(rows: DeltaRuleRows, u: Tensor, *, launch: LaunchIndex, save_values: bool = True) -> tuple[Tensor, ...]:
+    """The state before every chunk.
+
+    Args:
+        rows: R rows in run order.
+        u: [1, R, HV, V] values of the WY form.
+        launch: Of the R rows.
+        save_values: Whether to return the values that chunks write.
+
+    Returns:
+        h [1, G, HV, K, V] in the dtype of the keys and, if they are saved, the written values [1, R, HV, V].
+    """
+    num_key_heads, key_width = rows.k.shape[2:]
+    num_heads, value_width = u.shape[2:]
+    shape = _shape(FORWARD, key_width)
+    h = rows.k.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width)
+    values = torch.empty_like(u) if save_values else None
+    states = h.new_empty(launch.num_slots, num_heads, key_width, value_width, dtype=torch.float32)
+    blocks = num_heads * triton.cdiv(value_width, shape.block_v)
+    ticket_and_flags = _zeros(TICKET + launch.num_slots * blocks, u.device)
+    _forward[(launch.num_runs * blocks,)](
+        rows.k, u, rows.w, values, rows.g, rows.gk, h, states, launch.cu_seqlens, launch.chunk_offsets,
+        launch.start_slot, launch.slot_G, launch.forward_queue, ticket_and_flags[TICKET:], ticket_and_flags,
+        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=_padded(key_width),
+        BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, SAVE=save_values,
+        INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps, num_stages=shape.num_stages,
+    )  # fmt: skip
+    return (h,) if values is None else (h, values)
+
+
+def tree_state_gradients(
+    rows: DeltaRuleRows, q: Tensor, do: Tensor, dv: Tensor, *, scale: float, launch: LaunchIndex
+) -> tuple[Tensor, Tensor]:
+    """The gradient of the state after every chunk.
+
+    Args:
+        rows: R rows in run order.
+        q: [1, R, H, K] queries, decayed already where decays differ by key channel.
+        do: [1, R, HV, V] gradients of the outputs.
+        dv: [1, R, HV, V] gradients of the written values from inside their chunk.
+        scale: Of the queries.
+        launch: Of the R rows.
+
+    Returns:
+        dh [1, G, HV, K, V] in the dtype of the queries, and the whole gradients of the written values [1, R, HV, V].
+    """
+    num_key_heads, key_width = q.shape[2:]
+    num_heads, value_width = do.shape[2:]
+    shape = _shape(BACKWARD, key_width)
+    dh = q.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width)
+    total_dv = torch.empty_like(dv)
+    start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
+    blocks = num_heads * triton.cdiv(value_width, shape.block_v)
+    ticket_and_counts = _zeros(TICKET + launch.num_slots * blocks, q.device)
+    _backward[(launch.num_runs * blocks,)](
+        q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.cu_seqlens,
+        launch.chunk_offsets, launch.start_slot, launch.slot_G, launch.backward_queue, launch.slot_offsets,
+        launch.slot_runs, ticket_and_counts[TICKET:], ticket_and_counts, scale,
+        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=_padded(key_width),
+        BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
+    )  # fmt: skip
+    return dh, total_dv
+
+
+TICKET = 4
+"""Elements before the flags, the first of which is the ticket: flags begin at an aligned address."""
+
+
+def _zeros(count: int, device: torch.device) -> Tensor:
+    return torch.zeros(count, dtype=torch.int32, device=device)
+
+
+def _shape(shapes: Mapping[int, LaunchShape], key_width: int) -> LaunchShape:
+    fitting = [shape for width, shape in shapes.items() if key_width <= width]
+    if not fitting:
+        raise ValueError(
+            f"Heads have keys of {key_width} channels, expected at most {max(shapes)}. Run the layer through PyTorch."
+        )
+    return fitting[0]
+
+
+def _padded(width: int) -> int:
+    return max(16, triton.next_power_of_2(width))
