@@ -62,6 +62,9 @@ class AttentionBlocks:
     """[T + INDEX_PADDING] int32. One past the last descendant of each token; zeros behind the last token."""
     position_T: Tensor
     """[T + INDEX_PADDING] int32. Depth of each token; zeros behind the last token."""
+    window_end_T: Tensor | None
+    """[T + INDEX_PADDING] int32. One past the last position from which each token is seen, zeros behind the last
+    token: `q` sees `k` iff `k <= q < subtree_end_T[k]` and `position_T[q] < window_end_T[k]`. None without a window."""
     window: int | None
     """Positions of the path that a query sees, its own included; None for all."""
     num_tokens: int
@@ -75,6 +78,7 @@ class AttentionBlocks:
             backward=self.backward.to(device),
             subtree_end_T=self.subtree_end_T.to(device, non_blocking=True),
             position_T=self.position_T.to(device, non_blocking=True),
+            window_end_T=None if self.window_end_T is None else self.window_end_T.to(device, non_blocking=True),
         )
 
 
@@ -108,6 +112,7 @@ def attention_blocks(
         backward=block_lists(end, position, block_size=backward_size, window=window, by_key=True),
         subtree_end_T=_padded(end),
         position_T=_padded(position),
+        window_end_T=None if window is None else _padded(position + window),
         window=window,
         num_tokens=end.size,
     )

@@ -108,7 +108,9 @@ def test_what_kernels_index():
     blocks = attention_blocks(end, position, forward_size=(2, 2), backward_size=(3, 1), window=2)
     assert blocks.forward.block_size == (2, 2) and not blocks.forward.by_key
     assert blocks.backward.block_size == (3, 1) and blocks.backward.by_key
-    for padded, values in ((blocks.subtree_end_T, end), (blocks.position_T, position)):
+    assert blocks.window_end_T is not None
+    pairs = ((blocks.subtree_end_T, end), (blocks.position_T, position), (blocks.window_end_T, position + 2))
+    for padded, values in pairs:
         assert padded.dtype == torch.int32
         assert padded.tolist() == values.tolist() + [0] * INDEX_PADDING
     moved = blocks.to(torch.device("meta"))
