@@ -18,6 +18,7 @@ from harts.data.readers import GroupShape, SkippedLines, read
 from harts.inspect import TreeView, describe
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.statistics import RouterStatistics
+from harts.layout.kernels import Kernels
 from harts.microbatches import Execution
 from harts.models import TreeModel, prepare, update_expert_bias
 from harts.objective import CustomObjective, Objective, Supervised, cispo, dapo, grpo, gspo, ppo
@@ -32,6 +33,7 @@ __all__ = [
     "CustomObjective",
     "Execution",
     "GroupShape",
+    "Kernels",
     "Objective",
     "RolloutGroup",
     "RouterLosses",

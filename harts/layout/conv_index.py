@@ -16,6 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harts.layout.launch import LaunchPlan
 from harts.layout.rounds import RunPlan
 
 LARGEST_INDEX = 2**31 - 1
@@ -126,7 +127,7 @@ class ConvIndex:
         return replace(self, **_moved(self, device), rows=self.rows.to(device))
 
 
-def row_index(num_tokens: int, runs: RunPlan | None = None) -> RowIndex:
+def row_index(num_tokens: int, runs: RunPlan | LaunchPlan | None = None) -> RowIndex:
     """Index the rows of a run order.
 
     Args:
@@ -160,7 +161,7 @@ def row_index(num_tokens: int, runs: RunPlan | None = None) -> RowIndex:
     )
 
 
-def conv_index(parent_T: NDArray[np.int64], num_taps: int, runs: RunPlan | None = None) -> ConvIndex:
+def conv_index(parent_T: NDArray[np.int64], num_taps: int, runs: RunPlan | LaunchPlan | None = None) -> ConvIndex:
     """Index short convolutions along the paths of a packed tree.
 
     Args:

@@ -12,7 +12,7 @@ Shapes (docs/notation.md has the whole alphabet): `T` packed tokens, `R` rows of
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -21,9 +21,11 @@ from torch import Tensor
 
 from harts.data import TrajectoryBatch
 from harts.data.ragged import ranges
-from harts.layout.blocks import QueryBlock, query_blocks
-from harts.layout.chunk_index import ChunkIndex, chunk_index
+from harts.layout.blocks import QueryBlock
+from harts.layout.chunk_index import ChunkIndex
 from harts.layout.edges import LossEdges, loss_edges
+from harts.layout.indices import KernelIndices
+from harts.layout.kernels import Kernels
 from harts.layout.paths import TokenPaths, doubling_jumps
 from harts.layout.rounds import RunPlan, plan_runs
 from harts.tree.prefix_tree import PrefixTree
@@ -41,6 +43,8 @@ class LayoutNeeds:
     """Queries of a block of the SDPA path. Larger blocks see more branches they must mask out."""
     replay: bool = True
     """False starts chunks at branch points instead of where training alone starts them. An ablation: inexact."""
+    kernels: Kernels = field(default_factory=Kernels)
+    """Kernels that were asked for."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -63,12 +67,12 @@ class PackedLayout:
     """[T] int64, >= 1. Trajectories that contain the token."""
     ancestors_JT: Tensor
     """[J - 1, T] int64. Row `j` holds each token's `j + 1`-th nearest ancestor, T for none."""
-    query_blocks: tuple[QueryBlock, ...]
-    """Key lists of the SDPA path."""
     runs: RunPlan | None
     """Runs and rounds of linear attention (NumPy); None without linear attention."""
-    chunks: ChunkIndex | None
-    """The chunks of all runs; None without linear attention."""
+    indices: KernelIndices
+    """What kernels index with, built when the first layer asks."""
+    needs: LayoutNeeds
+    """What it was packed for."""
     edges: LossEdges
     """Loss edges and the way back to every trajectory."""
     routes_TMA: Tensor | None
@@ -81,14 +85,23 @@ class PackedLayout:
         """T."""
         return self.token_ids_T.numel()
 
+    @property
+    def query_blocks(self) -> tuple[QueryBlock, ...]:
+        """Key lists of the SDPA path."""
+        return self.indices.query_blocks(self.needs.query_block_size)
+
+    @property
+    def chunks(self) -> ChunkIndex:
+        """The chunks of all runs."""
+        return self.indices.chunks()
+
     def to(self, device: torch.device) -> PackedLayout:
         """The same layout with every tensor on another device."""
         tensors = ("token_ids_T", "position_T", "parent_T", "subtree_end_T", "multiplicity_T", "ancestors_JT")
         return replace(
             self,
             **{name: getattr(self, name).to(device, non_blocking=True) for name in tensors},
-            query_blocks=tuple(block.to(device) for block in self.query_blocks),
-            chunks=None if self.chunks is None else self.chunks.to(device),
+            indices=self.indices.to(device),
             edges=self.edges.to(device),
             routes_TMA=None if self.routes_TMA is None else self.routes_TMA.to(device, non_blocking=True),
             paths=self.paths.to(device),
@@ -123,11 +136,17 @@ def pack(tree: PrefixTree, batch: TrajectoryBatch, needs: LayoutNeeds) -> Packed
         subtree_end_T=torch.from_numpy(subtree_end_T),
         multiplicity_T=torch.from_numpy(np.repeat(tree.multiplicity_S, length_S)),
         ancestors_JT=_ancestors(torch.from_numpy(parent_T), needs.conv_width),
-        query_blocks=query_blocks(
-            subtree_end_T, root_start_T, position_T=position_T, block_size=needs.query_block_size
-        ),
         runs=runs,
-        chunks=None if runs is None else chunk_index(runs),
+        indices=KernelIndices(
+            tree=tree,
+            parent_T=parent_T,
+            subtree_end_T=subtree_end_T,
+            position_T=position_T,
+            root_start_T=root_start_T,
+            runs=runs,
+            conv_width=needs.conv_width,
+        ),
+        needs=needs,
         edges=loss_edges(token_P, batch.temperature_N[batch.trajectory_P[policy]], parent_T, token_ids_T),
         routes_TMA=None if batch.routes_FMA is None else torch.from_numpy(batch.routes_FMA[new_T]),
         paths=TokenPaths(

@@ -17,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.recorder import RouterRecorder
 from harts.layout.flat import FlatLayout
+from harts.layout.kernels import Kernels
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.arrival import layout_must_arrive
 from harts.models.attention import DenseAttention
@@ -131,7 +132,12 @@ class TreeModel:
 
 
 def prepare(
-    model: nn.Module, *, replay: bool = True, flat_only: bool = False, router: RouterLosses | None = None
+    model: nn.Module,
+    *,
+    replay: bool = True,
+    flat_only: bool = False,
+    router: RouterLosses | None = None,
+    kernels: Kernels | None = None,
 ) -> TreeModel:
     """Let a model run on prefix trees, in place.
 
@@ -144,6 +150,8 @@ def prepare(
             head's will do then, so that a model that does not run on trees trains through the same step.
         router: Losses of the routers of a mixture of experts, and, without coefficients too, the request to count
             what they choose. None leaves them alone.
+        kernels: Which kernels to run on trees, and whether they must be deterministic. None takes the fastest that
+            can run; which ones is logged by `harts.layers`.
 
     Raises:
         ValueError: If the model or one of its layers is not known to run on trees, or its routers are asked for and
@@ -167,7 +175,7 @@ def prepare(
     replaced = _replace_classes(causal_lm, family, has_routers=bool(routing.sites))
     causal_lm.set_attn_implementation(family.attention.tree_name)
     mixing = {*family.tree_classes.values(), *family.attention_classes}
-    needs = replace(family.layout_needs(causal_lm.config), replay=replay)
+    needs = replace(family.layout_needs(causal_lm.config), replay=replay, kernels=kernels or Kernels())
     return TreeModel(
         module=causal_lm,
         needs=needs,

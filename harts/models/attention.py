@@ -16,7 +16,7 @@ from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import sdpa_mask
 
-from harts.layers.tree_attention.sdpa import tree_attention
+from harts.layers.tree_attention.dispatch import tree_attention
 from harts.layout.packed import PackedLayout
 
 

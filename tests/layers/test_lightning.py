@@ -36,7 +36,6 @@ def random_inputs(num_tokens: int, dtype: torch.dtype) -> list[Tensor]:
 
 
 def run(inputs: list[Tensor], layout: PackedLayout) -> Tensor:
-    assert layout.chunks is not None
     decays = LightningDecays.of(torch.tensor(SLOPES, dtype=inputs[0].dtype), C)
     return tree_lightning_attention(inputs[0], inputs[1], inputs[2], decays=decays, chunks=layout.chunks)
 

@@ -53,7 +53,6 @@ def leaves(inputs: SelectiveScanInputs) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_token_recurrence(case: Case, channels: int, monkeypatch: pytest.MonkeyPatch):
     _, layout = lay_out(case)
-    assert layout.chunks is not None
     monkeypatch.setattr(selective_scan, "MAX_ELEMENTS", channels * K * layout.chunks.token_GC.numel())
     inputs = random_inputs(layout.num_tokens, torch.float64)
     expected, actual = selective_scan_reference(inputs, layout.parent_T), tree_selective_scan(inputs, layout.chunks)
@@ -69,7 +68,6 @@ def each_path_alone(inputs: SelectiveScanInputs, tree: PrefixTree) -> Tensor:
     for path in torch.from_numpy(flat_to_packed(tree)).split(tree.length_N.tolist()):
         batch = TrajectoryBatch.of([Trajectory.of(list(range(path.numel())))])
         layout = pack(build_prefix_tree(batch), batch, LayoutNeeds(chunk_size=CHUNK_SIZE, conv_width=1))
-        assert layout.chunks is not None
         rows = {name: getattr(inputs, name)[path] for name in ("value", "step", "key", "query")}
         outputs.append(tree_selective_scan(replace(inputs, **rows), layout.chunks))
     return torch.cat(outputs)
@@ -84,7 +82,6 @@ def matvec_ignores_batch_size() -> bool:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_float32_is_that_of_each_path_alone(case: Case):
     tree, layout = lay_out(case)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float32)
     on_tree = tree_selective_scan(inputs, layout.chunks)[torch.from_numpy(flat_to_packed(tree))]
     if matvec_ignores_batch_size():
@@ -95,7 +92,6 @@ def test_float32_is_that_of_each_path_alone(case: Case):
 
 def test_float32_is_that_of_the_token_recurrence():
     _, layout = lay_out(RICH)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float32)
     doubles = SelectiveScanInputs(
         value=inputs.value.double(),

@@ -47,7 +47,6 @@ def leaves(inputs: SSDInputs) -> list[Tensor]:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_token_recurrence(case: Case, replay: bool, chunk_size: int):
     _, layout = lay_out(case, chunk_size, replay=replay)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float64)
     expected, actual = ssd_reference(inputs, layout.parent_T), tree_ssd(inputs, layout.chunks)
     upstream = torch.randn_like(expected)
@@ -60,7 +59,7 @@ def test_equals_the_token_recurrence(case: Case, replay: bool, chunk_size: int):
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_by_rounds_is_bit_equal_to_one_call(case: Case):
     _, layout = lay_out(case, 64)
-    assert layout.chunks is not None and layout.runs is not None
+    assert layout.runs is not None
     inputs = random_inputs(layout.num_tokens, torch.float32)
     by_rounds = linear_attention_by_rounds(inputs, layout.runs, chunk_ssd, zero_state=torch.zeros(H, K, V))
     if matmul_ignores_batch_size(64):
@@ -78,7 +77,6 @@ def each_path_alone(inputs: SSDInputs, tree: PrefixTree, chunk_size: int) -> Ten
     for path in torch.from_numpy(flat_to_packed(tree)).split(tree.length_N.tolist()):
         batch = TrajectoryBatch.of([Trajectory.of(list(range(path.numel())))])
         layout = pack(build_prefix_tree(batch), batch, LayoutNeeds(chunk_size=chunk_size, conv_width=1))
-        assert layout.chunks is not None
         outputs.append(tree_ssd(inputs.map(lambda x, path=path: x[path]), layout.chunks))
     return torch.cat(outputs)
 
@@ -99,7 +97,6 @@ def matmul_ignores_batch_size(chunk_size: int) -> bool:
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_float32_is_that_of_each_path_alone(case: Case, chunk_size: int):
     tree, layout = lay_out(case, chunk_size)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float32)
     on_tree = tree_ssd(inputs, layout.chunks)[torch.from_numpy(flat_to_packed(tree))]
     alone = each_path_alone(inputs, tree, chunk_size)
@@ -112,7 +109,6 @@ def test_float32_is_that_of_each_path_alone(case: Case, chunk_size: int):
 def test_float32_without_replay_is_not():
     """The test above can fail: with chunks counted from branch points, later tokens round differently."""
     tree, layout = lay_out(RICH, 64, replay=False)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float32)
     on_tree = tree_ssd(inputs, layout.chunks)[torch.from_numpy(flat_to_packed(tree))]
     assert (on_tree != each_path_alone(inputs, tree, 64)).float().mean() > 0.05
@@ -121,7 +117,6 @@ def test_float32_without_replay_is_not():
 def test_strong_decays_keep_float32_precision():
     """A difference of two sums of 256 decays of -160 would be off by 4e-3; decays between tokens are summed."""
     _, layout = lay_out(RICH, 256)
-    assert layout.chunks is not None
     inputs = random_inputs(layout.num_tokens, torch.float32, strongest_decay=160.0)
     exact = ssd_reference(inputs.map(lambda x: x.double()), layout.parent_T)
     assert_close("output", exact, tree_ssd(inputs, layout.chunks).double(), ratio=1e-6)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.short_conv.ancestor_gather import tree_short_conv
@@ -53,7 +54,8 @@ def tree_gated_delta_net(
     Returns:
         [T, H, V] in the dtype of `mixed_TD`, before the gated norm and the output projection.
     """
-    assert layout.chunks is not None, "the family states chunk_size in its layout needs"
+    if linear_kernel(mixed_TD, layout, key_width=layer.head_k_dim) == "fla":
+        return _by_fla(layer, mixed_TD, *_gates(layer, a_TH, b_TH, max_beta), layout)
     convolution = layer.conv1d
     convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT)
     query, key, value = F.silu(convolved_TD).split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
@@ -63,14 +65,49 @@ def tree_gated_delta_net(
         _l2_normalise(x.unflatten(-1, (-1, layer.head_k_dim)).to(compute)).repeat_interleave(copies, dim=1)
         for x in (query, key)
     )
+    decay_TH, beta_TH = _gates(layer, a_TH, b_TH, max_beta)
     inputs = GatedDeltaInputs(
         query=query_THK * layer.head_k_dim**-0.5,
         key=key_THK,
         value=value.unflatten(-1, (-1, layer.head_v_dim)).to(compute),
-        decay=-layer.A_log.to(compute).exp() * F.softplus(a_TH.to(compute) + layer.dt_bias.to(compute)),
-        beta=(max_beta * b_TH.sigmoid()).to(compute),
+        decay=decay_TH,
+        beta=beta_TH.to(compute),
     )
     return tree_gated_delta_rule(inputs, layout.chunks).to(mixed_TD.dtype)
+
+
+def _gates(layer: GatedDeltaNetLayer, a_TH: Tensor, b_TH: Tensor, max_beta: float) -> tuple[Tensor, Tensor]:
+    """Log-decay in float32 or better, and step size in the dtype of its projection, both [T, H]."""
+    compute = torch.promote_types(a_TH.dtype, torch.float32)
+    decay_TH = -layer.A_log.to(compute).exp() * F.softplus(a_TH.to(compute) + layer.dt_bias.to(compute))
+    return decay_TH, max_beta * b_TH.sigmoid()
+
+
+def _by_fla(
+    layer: GatedDeltaNetLayer, mixed_TD: Tensor, decay_TH: Tensor, beta_TH: Tensor, layout: PackedLayout
+) -> Tensor:
+    """Convolution straight into run order, the delta rule there, outputs back in packed order."""
+    from harts.layers.linear_attention.fla_backend import tree_delta_rule
+    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.short_conv.kernel import tree_short_conv_rows
+
+    index = layout.indices.launch_conv()
+    query, key, value = tree_short_conv_rows(
+        mixed_TD,
+        layer.conv1d.weight.squeeze(1),
+        layer.conv1d.bias,
+        index=index,
+        widths=(layer.key_dim, layer.key_dim, layer.value_dim),
+        activation="silu",
+    )
+    rows = GatedDeltaInputs(
+        query=query.unflatten(-1, (-1, layer.head_k_dim)),
+        key=key.unflatten(-1, (-1, layer.head_k_dim)),
+        value=value.unflatten(-1, (-1, layer.head_v_dim)),
+        decay=take_rows(decay_TH, index.rows),
+        beta=take_rows(beta_TH, index.rows),
+    )
+    return owned_rows(tree_delta_rule(rows, layout.indices.launch()), index.rows)
 
 
 def _l2_normalise(x: Tensor) -> Tensor:

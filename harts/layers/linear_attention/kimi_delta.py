@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
@@ -42,14 +43,16 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
     Returns:
         [T, H, V] in the dtype of `hidden_TD`, before the gated norm and the output projection.
     """
-    assert layout.chunks is not None, "the family states chunk_size in its layout needs"
-    mixed_TD = torch.cat([layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)], dim=-1)
-    convolution = layer.conv1d
+    projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
+    compute = torch.promote_types(hidden_TD.dtype, torch.float32)
+    decay_THK, beta_TH = layer.forget_gate(hidden_TD[None])[0].to(compute), layer.b_proj(hidden_TD).sigmoid()
+    if linear_kernel(projected[0], layout, key_width=layer.head_dim) == "fla":
+        return _by_fla(layer, projected, decay_THK, beta_TH, layout)
+    mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
     convolved_TD = tree_short_conv(
         mixed_TD.to(convolution.weight.dtype), convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT
     )
-    compute = torch.promote_types(hidden_TD.dtype, torch.float32)
     query_THK, key_THK, value_THV = (
         x.unflatten(-1, (-1, layer.head_dim)).to(compute)
         for x in F.silu(convolved_TD).to(hidden_TD.dtype).chunk(3, dim=-1)
@@ -58,10 +61,36 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
         query=_l2_normalise(query_THK) * layer.head_dim**-0.5,
         key=_l2_normalise(key_THK),
         value=value_THV,
-        decay=layer.forget_gate(hidden_TD[None])[0].to(compute),
-        beta=layer.b_proj(hidden_TD).sigmoid().to(compute),
+        decay=decay_THK,
+        beta=beta_TH.to(compute),
     )
     return tree_gated_delta_rule(inputs, layout.chunks).to(hidden_TD.dtype)
+
+
+def _by_fla(
+    layer: KimiDeltaLayer, projected: list[Tensor], decay_THK: Tensor, beta_TH: Tensor, layout: PackedLayout
+) -> Tensor:
+    """Convolutions straight into run order, the delta rule there, outputs back in packed order."""
+    from harts.layers.linear_attention.fla_backend import tree_delta_rule
+    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.short_conv.kernel import tree_short_conv_rows
+
+    index = layout.indices.launch_conv()
+    width = projected[0].shape[-1]
+    weights = layer.conv1d.weight.squeeze(1).split(width)
+    biases = [None] * 3 if layer.conv1d.bias is None else layer.conv1d.bias.split(width)
+    query, key, value = (
+        tree_short_conv_rows(x_TD, weight_DJ, bias_D, index=index, widths=(width,), activation="silu")[0]
+        for x_TD, weight_DJ, bias_D in zip(projected, weights, biases, strict=True)
+    )
+    rows = GatedDeltaInputs(
+        query=query.unflatten(-1, (-1, layer.head_dim)),
+        key=key.unflatten(-1, (-1, layer.head_dim)),
+        value=value.unflatten(-1, (-1, layer.head_dim)),
+        decay=take_rows(decay_THK, index.rows),
+        beta=take_rows(beta_TH, index.rows),
+    )
+    return owned_rows(tree_delta_rule(rows, layout.indices.launch()), index.rows)
 
 
 def _l2_normalise(x: Tensor) -> Tensor:

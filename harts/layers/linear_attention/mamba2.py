@@ -41,7 +41,6 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     Returns:
         Outputs [T, H * V] in float32 or better and gates [T, H * V] as projected, both for the gated norm.
     """
-    assert layout.chunks is not None, "the family states chunk_size in its layout needs"
     convolution, heads = layer.conv1d, layer.A_log.numel()
     width = projected_TD.shape[1] - convolution.out_channels - heads
     gate_TD, mixed_TD, step_TH = projected_TD.split([width, convolution.out_channels, heads], dim=-1)

@@ -25,7 +25,6 @@ class TreeJambaMambaMixer(hf.JambaMambaMixer):
         """[1, T, D] to [1, T, D]."""
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)
-        assert harts_layout.chunks is not None, "the family states chunk_size in its layout needs"
         convolution, state_size = self.conv1d, self.ssm_state_size
         mixed_TD, gate_TD = self.in_proj(hidden_states[0]).chunk(2, dim=-1)
         x_TD = self.act(

@@ -24,7 +24,6 @@ class TreeMiniMaxLightningAttention(hf.MiniMaxLightningAttention):
         """[1, T, D] to [1, T, D] and, without a layout, the state; transformers' own annotation says otherwise."""
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)
-        assert harts_layout.chunks is not None, "the family states chunk_size in its layout needs"
         hidden_TD = hidden_states[0]
         compute = torch.promote_types(hidden_TD.dtype, torch.float32)
         mixed_THM = self.act_fn(self.qkv_proj(hidden_TD)).unflatten(-1, (self.num_attention_heads, -1)).to(compute)
