@@ -9,6 +9,9 @@ forward pass, 2.5 times that for a backward pass. Times are medians of interleav
 compared with float32 first; what differs has no time.
 """
 
+# Installed with the `gpu` extra only.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import argparse
