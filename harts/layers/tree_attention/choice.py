@@ -91,19 +91,24 @@ def choose_kernel(needs: AttentionNeeds, machine: Machine, *, asked: str | None 
         >>> choose_kernel(needs, Machine(device_type="cpu", capability=None, versions={})).kernel
         'sdpa'
     """
-    obstacles = {"flash4": _against_flash4(needs, machine), "flex": _against_flex(needs, machine), "sdpa": None}
+    obstacles: dict[Kernel, str | None] = {
+        "flash4": _against_flash4(needs, machine),
+        "flex": _against_flex(needs, machine),
+        "sdpa": None,
+    }
     if asked is not None:
-        named = next((kernel for kernel in KERNELS if kernel == asked), None)
-        if named is None:
+        names: tuple[str, ...] = KERNELS
+        if asked not in names:
             raise ValueError(f"There is no attention kernel {asked!r}; expected one of {', '.join(KERNELS)}.")
+        named = KERNELS[names.index(asked)]
         if obstacle := obstacles[named]:
             raise ValueError(f"The attention kernel {asked!r} was asked for but cannot run: {obstacle}")
         return Choice(kernel=named, reason="asked for")
     if needs.deterministic and obstacles["flex"] is None:
         return Choice(kernel="flex", reason="adds up gradients in a fixed order without visiting every block")
-    kernel = next(kernel for kernel in KERNELS if obstacles[kernel] is None)
-    passed = [f"not {name}: {obstacles[name]}" for name in KERNELS[: KERNELS.index(kernel)]]
-    return Choice(kernel=kernel, reason=" ".join(passed) or "the fastest")
+    able: list[Kernel] = [kernel for kernel in KERNELS if obstacles[kernel] is None]
+    passed = [f"not {name}: {obstacles[name]}" for name in KERNELS[: KERNELS.index(able[0])]]
+    return Choice(kernel=able[0], reason=" ".join(passed) or "the fastest")
 
 
 def flash4_widths(head_width: int, value_width: int) -> str | None:

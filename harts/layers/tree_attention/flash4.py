@@ -250,6 +250,7 @@ class _TreeAttention(torch.autograd.Function):
             softmax_scale=call.scale,
             tile_mn=tiles.forward,
             mma_pv_is_rs=tiles.probabilities_in_registers,
+            intra_wg_overlap=True,
             pack_gqa=tiles.pack_gqa and query.shape[2] > key.shape[2],
             return_lse=True,
             block_sparse_tensors=_sparse(call.blocks.forward),
