@@ -134,7 +134,8 @@ def _write_gradient(
     logits: Tensor, gradient: Tensor, upstream: Tensor, normaliser_E: Tensor, head: FusedHead, begin: int
 ) -> None:
     (edges, width), (rows, columns) = logits.shape, (4, 1024)
-    logits_gradient_kernel[(triton.cdiv(width, columns), triton.cdiv(edges, rows))](
+    column_blocks = triton.cdiv(width, columns)
+    logits_gradient_kernel[(triton.cdiv(edges, rows) * column_blocks,)](
         logits,
         gradient,
         head.target_E,
@@ -142,6 +143,7 @@ def _write_gradient(
         normaliser_E,
         upstream,
         edges,
+        column_blocks,
         begin,
         logits.stride(0),
         gradient.stride(0),

@@ -77,6 +77,7 @@ def logits_gradient_kernel(
     normaliser_ptr,
     upstream_ptr,
     num_rows,
+    column_blocks,
     begin,
     stride_logits,
     stride_gradient,
@@ -88,8 +89,8 @@ def logits_gradient_kernel(
 
     `upstream_ptr` holds a, b and c of every row, one after the other.
     """
-    row = tl.program_id(1) * ROWS + tl.arange(0, ROWS)
-    column = tl.program_id(0) * COLUMNS + tl.arange(0, COLUMNS)
+    row = tl.program_id(0) // column_blocks * ROWS + tl.arange(0, ROWS)
+    column = tl.program_id(0) % column_blocks * COLUMNS + tl.arange(0, COLUMNS)
     in_rows = row < num_rows
     # Up to the end of padded rows, so that all accesses are aligned.
     inside = in_rows[:, None] & (column < tl.minimum(stride_logits, stride_gradient))[None, :]
