@@ -13,7 +13,9 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-INDEX_WORDS = ("ancestor", "row_ptr", "flag", "slot", "offset", "token_ptr", "distance", "index", "target")
+INDEX_WORDS = ("ancestor", "row_ptr", "flag", "slot", "offset", "token_ptr", "distance", "index")
+DIVISIBLE = ("stride_x", "width", "channels", "stride_into", "stride_logits", "stride_gradient")
+INT64_WORDS = ("target",)
 FLOAT32_WORDS = ("sum", "needed", "partial", "scale", "logprob", "entropy", "normaliser", "upstream")
 
 
@@ -63,7 +65,7 @@ def compiled_for_h200(kernel: Any, constants: dict[str, Any], *, num_warps: int,
             signature[name] = "constexpr"
         else:
             signature[name] = _type_of(name, element)
-            if signature[name].startswith("*") or name in ("stride_x", "width", "channels", "stride_into"):
+            if signature[name].startswith("*") or name in DIVISIBLE:
                 aligned[(place,)] = [["tt.divisibility", 16]]
     source = ASTSource(
         fn=kernel,
@@ -80,6 +82,8 @@ def _type_of(name: str, element: str) -> str:
         return "i32"
     if any(word in name for word in FLOAT32_WORDS):
         return "*fp32"
+    if any(word in name for word in INT64_WORDS):
+        return "*i64"
     return "*i32" if any(word in name for word in INDEX_WORDS) else f"*{element}"
 
 

@@ -5,7 +5,11 @@ from __future__ import annotations
 import importlib
 import sys
 
-MODULES = {"attention": "benchmarks.layers.attention"}
+MODULES = {
+    "attention": "benchmarks.layers.attention",
+    "conv": "benchmarks.layers.conv",
+    "lm_head": "benchmarks.layers.lm_head",
+}
 """Benchmarks by name; each module has `main(arguments)`. Imported when asked for, since each needs other packages."""
 
 

@@ -41,5 +41,6 @@ class _GatherRows(torch.autograd.Function):
         rows, *rest = ctx.source_shape
         accumulator = torch.promote_types(grad.dtype, torch.float32)
         total = grad.new_zeros(rows + 1, *rest, dtype=accumulator)
-        total.index_add_(0, index.reshape(-1), grad.reshape(-1, *rest).to(accumulator))
+        # On a GPU, `index_add_` adds in whatever order threads arrive; `index_put_` sorts first.
+        total.index_put_((index.reshape(-1),), grad.reshape(-1, *rest).to(accumulator), accumulate=True)
         return total[:rows].to(grad.dtype), None

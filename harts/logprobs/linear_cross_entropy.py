@@ -2,10 +2,12 @@
 
 The logits of a chunk of edges are computed, reduced and dropped; the backward pass computes them again. So memory is
 one chunk of logits, whatever the number of edges (the idea of Cut Cross-Entropy, arXiv 2411.09009, section 4).
+This file is the definition; half-precision heads on a GPU with Triton take the kernels of `fused.py`.
 """
 
 from __future__ import annotations
 
+import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
@@ -43,6 +45,16 @@ def linear_logprobs(
         logprob_E and entropy_E (nats, or None), float32 (float64 for float64 models).
     """
     hidden_ED = gather_rows(hidden_TD, edges.predictor_E)
+    if _has_kernels(hidden_ED, head.weight):
+        from harts.logprobs.fused import FusedHead, fused_linear_logprobs
+
+        fused = FusedHead(
+            target_E=edges.target_E,
+            scale_E=(logit_scale / edges.temperature_E).float(),
+            with_entropy=with_entropy,
+        )
+        logprob_E, entropy_E = fused_linear_logprobs(hidden_ED, head.weight, head.bias, fused)
+        return logprob_E, entropy_E if with_entropy else None
     options = _Head(
         target_E=edges.target_E,
         temperature_E=edges.temperature_E / logit_scale,
@@ -51,6 +63,16 @@ def linear_logprobs(
     )
     logprob_E, entropy_E = _LinearLogprobs.apply(hidden_ED, head.weight, head.bias, options)
     return logprob_E, entropy_E if with_entropy else None
+
+
+def _has_kernels(hidden: Tensor, weight: Tensor) -> bool:
+    return (
+        hidden.is_cuda
+        and hidden.dtype == weight.dtype
+        and hidden.dtype in (torch.bfloat16, torch.float16)
+        and hidden.shape[0] > 0
+        and importlib.util.find_spec("triton") is not None
+    )
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:
