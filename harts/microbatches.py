@@ -72,7 +72,7 @@ class StepMicrobatches:
             if not self.plan.sharing:
                 yield members, flat_layout(self.batch, members).to(model.device)
                 continue
-            part = self.tree.restrict(members)
+            part = self.tree.restrict(members).largest_first()
             # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
             yield part.order_N, pack(part, self.batch, model.needs).to(model.device)
 

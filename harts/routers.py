@@ -13,8 +13,6 @@ from harts.data import Trajectory
 from harts.data.ragged import ranges
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.statistics import RouterStatistics
-from harts.layout.flat import FlatLayout
-from harts.layout.packed import flat_to_packed
 from harts.microbatches import Execution, StepMicrobatches
 from harts.models import TreeModel
 from harts.plan.plan import Plan
@@ -89,10 +87,8 @@ def record_routes(
         recorder = model.routing.recorder(layout, step.batch, RouterLosses(), keep_choices=True)
         assert recorder is not None
         model.hidden_states(layout, recorder)
-        is_flat = isinstance(layout, FlatLayout)
-        row_F = layout.token_rows() if is_flat else flat_to_packed(step.tree.restrict(members))
         place_F = ranges(step.batch.offsets[members], step.batch.length_N[members])
-        routes_FMA[place_F] = recorder.choices()[row_F]
+        routes_FMA[place_F] = recorder.choices()[layout.token_rows()]
     return np.split(routes_FMA, step.batch.offsets[1:-1])
 
 

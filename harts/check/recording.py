@@ -169,7 +169,7 @@ def _rows(
     for microbatch in plan.slots[0]:
         members = np.array(microbatch.trajectories, dtype=np.int64)
         if plan.sharing:
-            part = tree.restrict(members)
+            part = tree.restrict(members).largest_first()  # as the step packs it
             yield part.order_N, flat_to_packed(part)
         else:
             length_N = batch.length_N[members]

@@ -85,6 +85,10 @@ class PackedLayout:
         """T."""
         return self.token_ids_T.numel()
 
+    def token_rows(self) -> NDArray[np.int64]:
+        """[F] int64. Packed token of every token of every trajectory, in the tree's order of trajectories."""
+        return flat_to_packed(self.indices.tree)
+
     @property
     def query_blocks(self) -> tuple[QueryBlock, ...]:
         """Key lists of the SDPA path."""

@@ -6,10 +6,11 @@ import subprocess
 import sys
 import time
 from collections import Counter
+from itertools import pairwise
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
@@ -240,3 +241,25 @@ def test_a_constant_key_is_no_key():
 def test_importing_the_package_does_not_import_numba():
     code = "import sys, harts; sys.exit('numba' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+@given(words=words_strategy)
+@example(words=NAMED["prefix with duplicates on both sides"])
+@example(words=NAMED["forest with deep trees"])
+def test_largest_first(words):
+    """The same trajectories and segments; siblings fall in size, and lcps are those of the words."""
+    tree = build_prefix_tree(batch_of(words))
+    ordered = tree.largest_first()
+    assert sorted(ordered.order_N.tolist()) == sorted(tree.order_N.tolist())
+    spelled = [words[i] for i in ordered.order_N]
+    for lcp, (one, other) in zip(ordered.lcp_N[1:], pairwise(spelled), strict=True):
+        assert one[:lcp] == other[:lcp] and one[lcp : lcp + 1] != other[lcp : lcp + 1] or one == other[:lcp] == other
+    for field in ("start_S", "end_S", "multiplicity_S"):
+        assert sorted(getattr(ordered, field).tolist()) == sorted(getattr(tree, field).tolist())
+    sizes = ordered.end_S - ordered.start_S
+    for segment in range(sizes.size - 1, -1, -1):
+        if ordered.parent_S[segment] >= 0:
+            sizes[ordered.parent_S[segment]] += sizes[segment]
+    for parent in set(ordered.parent_S.tolist()):
+        siblings = sizes[ordered.parent_S == parent]
+        assert (np.diff(siblings) <= 0).all()

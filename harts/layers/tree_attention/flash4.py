@@ -14,7 +14,7 @@ from __future__ import annotations
 import functools
 import types
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from importlib.metadata import version
 from typing import Any
 
@@ -23,6 +23,7 @@ import torch
 from cutlass import cute
 from flash_attn.cute import interface, utils
 from flash_attn.cute.block_sparsity import BlockSparseTensorsTorch
+from flash_attn.cute.cache_utils import get_jit_cache
 from torch import Tensor
 
 from harts.layers.tree_attention.choice import FLASH_ATTENTION_VERSION, flash4_widths
@@ -150,7 +151,7 @@ def tiles_for(head_width: int, value_width: int) -> Tiles:
             backward_queries=64,
         )
     return Tiles(
-        forward=(128, 80),
+        forward=(128, 64),
         backward=_backward(64, 48, stages=(2, 1, 1), swap=False, layouts=(1, 1, 1)),
         backward_queries=64,
     )
@@ -213,7 +214,7 @@ def _backward_kernel(config: interface.BwdConfig) -> Callable[..., tuple[Tensor,
     names = dict(vars(interface))
     original = interface._flash_attn_bwd
     kernel = types.FunctionType(original.__code__, names, original.__name__, original.__defaults__)
-    vars(kernel)["compile_cache"] = {}
+    vars(kernel)["compile_cache"] = get_jit_cache("_".join(["harts_bwd", *map(str, astuple(config))]))
     names[original.__name__] = kernel
     names["_tile_size_bwd_sm90"] = functools.partial(_always, config)
     return kernel
