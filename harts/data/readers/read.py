@@ -23,6 +23,7 @@ from harts.data.readers.files import Item, Records, open_records, size_of
 from harts.data.readers.format import ReaderFormat, Sample
 from harts.data.readers.formats import find_format
 from harts.data.readers.json_records import JsonItem
+from harts.data.readers.record import Record
 from harts.data.readers.shape import GroupShape
 from harts.data.trajectory import Trajectory
 
@@ -217,7 +218,10 @@ class _Reading:
             name = self.form.quick_name(item.data)
             if name is not None:
                 return [name]
-        return self.form.names(item.load())
+        return self.form.names(self._record(item))
+
+    def _record(self, item: Item) -> Record:
+        return item.load(as_arrays=self.form.reads_arrays) if isinstance(item, JsonItem) else item.load()
 
     def in_order(self) -> Iterator[tuple[str, Sample]]:
         """All samples with their tasks, as they stand in the file."""
@@ -233,7 +237,7 @@ class _Reading:
 
     def _samples(self, item: Item) -> list[tuple[str, Sample]]:
         try:
-            record = item.load()
+            record = self._record(item)
             return list(zip(self.form.names(record), self.form.samples(record), strict=True))
         except (ValueError, RecursionError) as error:
             self.bad(_named(error, item.place))
