@@ -36,7 +36,7 @@ ODD_PAIRS, EVEN_PAIRS = np.uint64(100 + (1000000 << 32)), np.uint64(1 + (10000 <
 U0, U1, U7, U8, U10, U16, U32, U56, U64 = (np.uint64(n) for n in (0, 1, 7, 8, 10, 16, 32, 56, 64))
 
 
-@numba.njit(cache=True)
+@numba.njit(cache=True, nogil=True)
 def find_arrays(content: NDArray[np.uint8], last: int, least: int):
     """Parse the arrays of numbers, or of true and false, in a text.
 
