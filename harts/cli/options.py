@@ -41,6 +41,11 @@ class ReadingOptions:
         ),
     ] = None
     """As in `Tokenizer.load`."""
+    chat_template: Annotated[
+        Path | None,
+        typer.Option(metavar="JINJA", help="A chat template to render message logs with, instead of the tokenizer's."),
+    ] = None
+    """As in `Tokenizer.load`."""
     tools: Annotated[
         Path | None, typer.Option(metavar="JSON", help="A file of tool schemas, for message logs without them.")
     ] = None
@@ -60,7 +65,7 @@ class ReadingOptions:
         Raises:
             ValueError: As `harts.read`.
         """
-        tokenizer = None if self.tokenizer is None else Tokenizer.load(self.tokenizer)
+        tokenizer = None if self.tokenizer is None else Tokenizer.load(self.tokenizer, chat_template=self.chat_template)
         tools = None if self.tools is None else parse_tools(parse_json_file(self.tools), str(self.tools))
         bar = Progress(
             TextColumn("{task.description}"),
@@ -98,7 +103,7 @@ def grouped_options(command: Callable[..., None]) -> Callable[..., None]:
         >>> @grouped_options
         ... def show(path: Path, *, reading: ReadingOptions) -> None: ...
         >>> list(inspect.signature(show).parameters)
-        ['path', 'samples', 'tokenizer', 'tools', 'format', 'skip_bad']
+        ['path', 'samples', 'tokenizer', 'chat_template', 'tools', 'format', 'skip_bad']
     """
     hints = get_type_hints(command, include_extras=True)
     grouped = {name: hint for name, hint in hints.items() if is_dataclass(hint) and isinstance(hint, type)}

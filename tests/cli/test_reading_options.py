@@ -95,7 +95,9 @@ def test_a_command_gets_its_options_as_one_object():
     def show(path: Path, *, reading: ReadingOptions) -> None:
         got.append((path, reading))
 
-    assert list(inspect.signature(show).parameters) == ["path", "samples", "tokenizer", "tools", "format", "skip_bad"]
-    show(path=Path("p"), samples="calls", tokenizer=None, tools=None, format=None, skip_bad=True)
+    assert list(inspect.signature(show).parameters) == [
+        *("path", "samples", "tokenizer", "chat_template", "tools", "format", "skip_bad")
+    ]
+    show(path=Path("p"), samples="calls", tokenizer=None, chat_template=None, tools=None, format=None, skip_bad=True)
     ((path, reading),) = got
     assert (path, reading.samples, reading.skip_bad) == (Path("p"), "calls", True)

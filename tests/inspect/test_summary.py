@@ -45,6 +45,20 @@ def test_worked_example():
     assert (numbers["trained_flat"], numbers["trained_distinct"], numbers["segments"]) == (12, 7, 5)
 
 
+def test_a_group_alone_has_the_figures_of_the_whole():
+    named = find_costs("tiny:qwen3_5_text")
+    inspection = Inspection(ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, fitted=False))
+    inspection.add(group_tree(group_of(["a" * 128 + "b" * 50, "a" * 128 + "c" * 70, "a" * 30 + "d"])))
+    report = inspection.report()
+    (group,), whole = (g.to_dict() for g in report.groups), report.to_dict()
+    for row in whole["chunk_sizes"]:
+        row.pop("rounds_f_median"), row.pop("rounds_e_median")
+    shared = set(group) & set(whole)
+    assert {"segment_length_quantiles", "chunk_sizes", "memory_bytes", "memory_bytes_recomputed"} < shared
+    assert {name: group[name] for name in shared} == {name: whole[name] for name in shared}
+    assert group["chunk_sizes"][0]["on_boundary"] == 0.5
+
+
 def test_totals_are_sums_and_the_largest_over_groups():
     inspection = Inspection()
     for words in (["abcde", "abxy"], ["q" * 300, "q" * 200 + "r"], ["one"]):

@@ -50,13 +50,18 @@ class RowItem:
 
 
 class _Lists:
-    """A column of lists of numbers, as slices of one array."""
+    """A column of lists of numbers or booleans, as slices of one array; of lists of such lists, as lists of slices."""
 
-    def __init__(self, values: np.ndarray, offsets: np.ndarray) -> None:
-        self._values, self._offsets = values, offsets
+    def __init__(self, values: np.ndarray | _Lists, offsets: np.ndarray, is_valid: np.ndarray) -> None:
+        self._values, self._offsets, self._is_valid = values, offsets, is_valid
 
-    def __getitem__(self, row: int) -> np.ndarray:
-        return self._values[self._offsets[row] : self._offsets[row + 1]]
+    def __getitem__(self, row: int) -> Any:
+        if not self._is_valid[row]:
+            return None
+        begin, end = int(self._offsets[row]), int(self._offsets[row + 1])
+        if isinstance(self._values, _Lists):
+            return [self._values[inner] for inner in range(begin, end)]
+        return self._values[begin:end]
 
 
 class ArrowRows:
@@ -132,14 +137,28 @@ class ArrowRows:
 def _columns(arrow: ModuleType, batch: Any) -> dict[str, Column]:
     columns: dict[str, Column] = {}
     for name, column in zip(batch.schema.names, batch.columns, strict=True):
-        kind = column.type
-        is_list = arrow.types.is_list(kind) or arrow.types.is_large_list(kind)
-        numeric = is_list and (arrow.types.is_integer(kind.value_type) or arrow.types.is_floating(kind.value_type))
-        if numeric and column.null_count == 0 and column.values.null_count == 0:
-            columns[name] = _Lists(column.values.to_numpy(zero_copy_only=False), column.offsets.to_numpy())
-        else:
-            columns[name] = column.to_pylist()
+        lists = _lists(arrow.types, column)
+        columns[name] = column.to_pylist() if lists is None else lists
     return columns
+
+
+def _lists(types: ModuleType, column: Any) -> _Lists | None:
+    """Without a Python object a number; None if the column holds something else."""
+    kind = column.type
+    is_fixed = types.is_fixed_size_list(kind)
+    if not (is_fixed or types.is_list(kind) or types.is_large_list(kind)):
+        return None
+    inner = kind.value_type
+    if types.is_integer(inner) or types.is_floating(inner) or types.is_boolean(inner):
+        # A null among numbers is reported as the entry that it is.
+        values = None if column.values.null_count else column.values.to_numpy(zero_copy_only=False)
+    else:
+        values = _lists(types, column.values)
+    if values is None:
+        return None
+    fixed = (column.offset + np.arange(len(column) + 1)) * kind.list_size if is_fixed else None
+    offsets = column.offsets.to_numpy() if fixed is None else fixed
+    return _Lists(values, offsets, column.is_valid().to_numpy(zero_copy_only=False))
 
 
 @contextmanager

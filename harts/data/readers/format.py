@@ -29,5 +29,7 @@ class ReaderFormat:
     """The samples of a record. May raise a ValueError that names place and field."""
     needs_tokenizer: bool = False
     """Whether records hold messages."""
+    reads_arrays: bool = False
+    """Whether `names` and `samples` take NumPy arrays for long lists of numbers or of true and false."""
     quick_name: Callable[[bytes], str | None] | None = None
     """The task of a record of one sample from its JSON text, where that is much quicker; it may not know."""

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
+from harts.data.readers.number_arrays import parse_object
 from harts.data.readers.record import Record
 from harts.data.readers.source import Source
 
@@ -48,13 +49,18 @@ class JsonItem:
     file_name: str
     """As in `Record`."""
 
-    def load(self) -> Record:
+    def load(self, *, as_arrays: bool = False) -> Record:
         """Parse it.
+
+        Args:
+            as_arrays: Whether long arrays of numbers become NumPy arrays, as in `parse_object`.
 
         Raises:
             ValueError: If it is no JSON object. A list counts as a list of messages.
         """
-        value = parse_json(self.data, self.place)
+        value: Any = parse_object(self.data) if as_arrays else None
+        if value is None:
+            value = parse_json(self.data, self.place)
         if isinstance(value, list) and value and all(isinstance(message, dict) for message in value):
             value = {"messages": value}
         if not isinstance(value, dict):
@@ -145,7 +151,7 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[tuple[int, bytes, int]]:
         if len(line) == MAX_RECORD_BYTES:
             raise ValueError(f"{path}, line {number}: more than {MAX_RECORD_BYTES} bytes. Write one object a line.")
         skipped = len(BOM) if number == 1 and line.startswith(BOM) else 0
-        if line[skipped:].strip():
+        if not line[skipped:].isspace() and len(line) > skipped:
             yield number, line[skipped:], offset + skipped
         offset += len(line)
 

@@ -113,4 +113,5 @@ PRIME_RL = ReaderFormat(
     sniff=_sniff,
     names=_names,
     samples=_samples,
+    reads_arrays=True,
 )

@@ -8,8 +8,11 @@ place in the file if they do not. Memory holds one group, and a few numbers a re
 from __future__ import annotations
 
 from array import array
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -23,6 +26,7 @@ from harts.data.readers.files import Item, Records, open_records, size_of
 from harts.data.readers.format import ReaderFormat, Sample
 from harts.data.readers.formats import find_format
 from harts.data.readers.json_records import JsonItem
+from harts.data.readers.record import Record
 from harts.data.readers.shape import GroupShape
 from harts.data.trajectory import Trajectory
 
@@ -30,6 +34,8 @@ if TYPE_CHECKING:
     from harts.data.rendering import Tokenizer
 
 KEPT_MESSAGES = 5
+RECORDS_AHEAD, PARSED_AHEAD = 2, 1 << 16
+"""Records that a second thread parses ahead, if they have more bytes; handing over shorter ones takes longer."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -217,23 +223,36 @@ class _Reading:
             name = self.form.quick_name(item.data)
             if name is not None:
                 return [name]
-        return self.form.names(item.load())
+        return self.form.names(self._record(item))
+
+    def _record(self, item: Item) -> Record:
+        return item.load(as_arrays=self.form.reads_arrays) if isinstance(item, JsonItem) else item.load()
 
     def in_order(self) -> Iterator[tuple[str, Sample]]:
         """All samples with their tasks, as they stand in the file."""
         begin = 0 if self.form.name == "shapes" else self.size // 2
-        for number, item in enumerate(self.records):
-            self.progress(begin + self.records.position * (self.size - begin) // max(self.size, 1))
-            if number not in self._damaged:
-                yield from self._samples(item)
+        waiting: deque[tuple[Item, Callable[[], Record]]] = deque()
+        # The compiled loops leave the interpreter to others, so a second core can parse what comes next.
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            for number, item in enumerate(self.records):
+                self.progress(begin + self.records.position * (self.size - begin) // max(self.size, 1))
+                if number in self._damaged:
+                    continue
+                load = partial(self._record, item)
+                is_long = self.form.reads_arrays and isinstance(item, JsonItem) and len(item.data) > PARSED_AHEAD
+                waiting.append((item, pool.submit(load).result if is_long else load))
+                while len(waiting) > (RECORDS_AHEAD if is_long else 0):
+                    yield from self._samples(*waiting.popleft())
+            while waiting:
+                yield from self._samples(*waiting.popleft())
 
     def _by_number(self, name: str, numbers: Sequence[int]) -> Iterator[tuple[str, Sample]]:
         for item in self.records.at(numbers):
-            yield from (pair for pair in self._samples(item) if pair[0] == name)
+            yield from (pair for pair in self._samples(item, partial(self._record, item)) if pair[0] == name)
 
-    def _samples(self, item: Item) -> list[tuple[str, Sample]]:
+    def _samples(self, item: Item, load: Callable[[], Record]) -> list[tuple[str, Sample]]:
         try:
-            record = item.load()
+            record = load()
             return list(zip(self.form.names(record), self.form.samples(record), strict=True))
         except (ValueError, RecursionError) as error:
             self.bad(_named(error, item.place))

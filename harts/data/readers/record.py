@@ -33,8 +33,21 @@ class Record:
 
 def short(value: Any) -> str:
     """For messages."""
-    text = repr(value[:20] if isinstance(value, (list, str, np.ndarray)) else value)
+    text = repr(_begin(value))
     return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _begin(value: Any, depth: int = 0) -> Any:
+    """Enough of it to be shortened; as lists, whether it was read into arrays or not."""
+    if depth > 60:
+        return value
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        return value.item()
+    if isinstance(value, dict):
+        return {key: _begin(inner, depth + 1) for key, inner in value.items()}
+    if isinstance(value, (list, np.ndarray)):
+        return [_begin(inner, depth + 1) for inner in value[:20]]
+    return value[:20] if isinstance(value, str) else value
 
 
 def group_field(record: Record) -> str | None:

@@ -85,14 +85,13 @@ class _Checked(io.RawIOBase):
 
     def readinto(self, buffer: memoryview) -> int:  # type: ignore[override]
         try:
-            data = self._file.read(len(buffer))
+            size = cast(io.BufferedIOBase, self._file).readinto(buffer)
         except self._errors as error:
             raise ValueError(
                 f"{self._path}: damaged after {self._read} bytes of content ({error}). Copy the file again."
             ) from error
-        buffer[: len(data)] = data
-        self._read += len(data)
-        return len(data)
+        self._read += size
+        return size
 
 
 def _named(raw: BinaryIO, source: Source) -> io.RawIOBase:

@@ -15,7 +15,7 @@ from harts.data.trajectory import Trajectory
 def _input(record: Record) -> NDArray[np.int64]:
     value, place = record.fields.get("model_input"), record.place
     chunks = value.get("chunks") if isinstance(value, dict) else [{"tokens": value}]
-    if not isinstance(chunks, list) or not chunks:
+    if not isinstance(chunks, (list, np.ndarray)) or len(chunks) == 0:
         raise ValueError(f"{place}, field model_input: expected chunks of tokens.")
     parts = []
     for chunk in chunks:
@@ -72,5 +72,6 @@ TINKER = ReaderFormat(
     holds="Tinker datums: model_input and loss_fn_inputs",
     sniff=lambda record: "model_input" in record.fields and "loss_fn_inputs" in record.fields,
     names=lambda record: [group_field(record) or ""],
+    reads_arrays=True,
     samples=lambda record: [_sample(record)],
 )

@@ -66,5 +66,6 @@ TOKEN_COLUMNS = ReaderFormat(
     holds="rows with token ids: input_ids, and loss_mask or labels",
     sniff=lambda record: isinstance(record.fields.get(_find(record, IDS) or ""), (list, np.ndarray)),
     names=lambda record: [group_field(record) or ""],
+    reads_arrays=True,
     samples=lambda record: [_sample(record)],
 )

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.data.batch import TrajectoryBatch
+from harts.data.batch import check_trajectory
 from harts.data.readers.format import ReaderFormat
 from harts.data.readers.json_records import JsonRecords
 from harts.data.readers.lines import open_text
@@ -22,7 +22,8 @@ from harts.data.trajectory import Trajectory
 FIELDS = tuple(f.name for f in dataclass_fields(Trajectory))
 STREAMS = ("advantages", "sampling_logprobs", "ref_logprobs")
 # All values of a good line are numbers, so this text cannot stand inside one.
-GROUP_ID = re.compile(rb'"group_id"\s*:\s*(-?[0-9]{1,19})\b(?![.eE])')
+GROUP_FIELD = b'"group_id"'
+GROUP_ID = re.compile(rb"\s*:\s*(-?[0-9]{1,19})\b(?![.eE])")
 
 
 def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
@@ -39,7 +40,7 @@ def read_trajectories(path: str | Path) -> Iterator[Trajectory]:
         {"token_ids": [5, 6, 7], "loss_mask": [0, 0, 1], "advantages": 0.5, "group_id": 3}
     """
     for item in JsonRecords(Path(path)):
-        yield parse_trajectory(item.load())
+        yield parse_trajectory(item.load(as_arrays=True))
 
 
 def parse_trajectory(record: Record) -> Trajectory:
@@ -57,7 +58,7 @@ def parse_trajectory(record: Record) -> Trajectory:
         raise ValueError(f"{place}, field token_ids: expected a list of at least one integer.")
     trajectory = Trajectory.of(ids, **_streams(fields, place, ids.size), **_scalars(fields, place))
     try:
-        TrajectoryBatch.of([trajectory])
+        check_trajectory(trajectory)
     except ValueError as error:
         # Later checks could not name the place.
         raise ValueError(f"{place}: {str(error).replace('Trajectory 0', 'the trajectory', 1)}") from error
@@ -119,8 +120,13 @@ def _quick_name(data: bytes) -> str | None:
     if b"\\" in data:
         # The field's name could be written with escapes.
         return None
-    found = GROUP_ID.findall(data)
-    return str(int(found[-1])) if found else "0"
+    place = data.rfind(GROUP_FIELD)
+    while place >= 0:
+        found = GROUP_ID.match(data, place + len(GROUP_FIELD))
+        if found is not None:
+            return str(int(found[1]))
+        place = data.rfind(GROUP_FIELD, 0, place)
+    return "0"
 
 
 TRAJECTORIES = ReaderFormat(
@@ -128,6 +134,7 @@ TRAJECTORIES = ReaderFormat(
     holds="our own trajectories: token_ids and the other fields of Trajectory",
     sniff=lambda record: "token_ids" in record.fields,
     names=_name,
+    reads_arrays=True,
     samples=lambda record: [parse_trajectory(record)],
     quick_name=_quick_name,
 )

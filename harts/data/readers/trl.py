@@ -33,12 +33,13 @@ REFERENCE = "ref_per_token_logps"
 def _rows(record: Record) -> list[Record]:
     """A record for each rollout."""
     prompts = record.fields.get("prompt_ids")
-    if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], list)):
+    if not (isinstance(prompts, list) and prompts and isinstance(prompts[0], (list, np.ndarray))):
         return [record]
     count = len(prompts)
-    columns = {
-        name: values for name, values in record.fields.items() if isinstance(values, list) and len(values) == count
+    lists = {
+        name: values.tolist() if isinstance(values, np.ndarray) else values for name, values in record.fields.items()
     }
+    columns = {name: values for name, values in lists.items() if isinstance(values, list) and len(values) == count}
     if "completion_ids" not in columns:
         raise ValueError(f"{record.place}, field completion_ids: expected {count} lists, one for each of prompt_ids.")
     return [
@@ -88,7 +89,8 @@ def _sample(record: Record) -> Trajectory:
 
 def _sampled(values: Any) -> Any:
     """Engines that return several candidates a token put the sampled one first."""
-    if isinstance(values, list) and values and all(isinstance(value, list) and value for value in values):
+    kinds = (list, np.ndarray)
+    if isinstance(values, list) and values and all(isinstance(value, kinds) and len(value) for value in values):
         return [value[0] for value in values]
     return values
 
@@ -114,5 +116,6 @@ TRL = ReaderFormat(
     holds="TRL rollouts: prompt_ids, completion_ids, logprobs, env_mask",
     sniff=lambda record: "prompt_ids" in record.fields and "completion_ids" in record.fields,
     names=_names,
+    reads_arrays=True,
     samples=lambda record: [_sample(row) for row in _rows(record)],
 )

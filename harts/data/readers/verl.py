@@ -68,5 +68,6 @@ VERL = ReaderFormat(
     holds="verl batches: prompts, responses, attention_mask, response_mask, rollout_log_probs",
     sniff=lambda record: "responses" in record.fields and "attention_mask" in record.fields,
     names=_names,
+    reads_arrays=True,
     samples=lambda record: [_sample(record)],
 )

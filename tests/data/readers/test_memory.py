@@ -97,3 +97,14 @@ def test_200_mb(tmp_path: Path, row: Row, name: str):
     tasks = write(tmp_path / name, row, size=200_000_000, form=form)
     # Texts that were seen are kept up to a limit (`CACHED_TOKENS`).
     check(tmp_path / name, tasks, most=20_000_000 if row is tokens else 150_000_000)
+
+
+@pytest.mark.slow
+def test_ten_million_ids(tmp_path: Path):
+    """As the benchmark of 10^9 does it: all numbers right, and no more memory than libraries take."""
+    from benchmarks.readers import measure
+
+    for row in measure(10**7, tmp_path):
+        # Importing PyTorch takes half a gigabyte.
+        assert float(str(row["peak memory, MB"])) < 700
+        assert float(str(row["CPU seconds"])) < 40
