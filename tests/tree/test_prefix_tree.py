@@ -253,7 +253,8 @@ def test_largest_first(words):
     assert sorted(ordered.order_N.tolist()) == sorted(tree.order_N.tolist())
     spelled = [words[i] for i in ordered.order_N]
     for lcp, (one, other) in zip(ordered.lcp_N[1:], pairwise(spelled), strict=True):
-        assert one[:lcp] == other[:lcp] and one[lcp : lcp + 1] != other[lcp : lcp + 1] or one == other[:lcp] == other
+        assert one[:lcp] == other[:lcp]
+        assert one[lcp : lcp + 1] != other[lcp : lcp + 1] or (one == other and lcp == len(one))
     for field in ("start_S", "end_S", "multiplicity_S"):
         assert sorted(getattr(ordered, field).tolist()) == sorted(getattr(tree, field).tolist())
     sizes = ordered.end_S - ordered.start_S
