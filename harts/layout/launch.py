@@ -167,6 +167,16 @@ def backward_queue(plan: LaunchPlan) -> NDArray[np.int64]:
     return np.array(queue, dtype=np.int64)
 
 
+def trunk_first(plan: LaunchPlan, queue: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[runs] int64. A backward queue with the longest run taken up at once.
+
+    All but it wait for runs ahead of them. It waits inside, while other programs finish what it waits for: shorter by
+    the time of all side branches on a tree with one long trunk, but safe only where its programs leave room for others.
+    """
+    longest = int(plan.chunks_of_run.argmax())
+    return np.concatenate([[longest], queue[queue != longest]])
+
+
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
 class LaunchIndex:
     """A launch plan as the tensors that kernels read: built once a microbatch, used by all layers.
@@ -193,6 +203,10 @@ class LaunchIndex:
     """[runs] int32. In which order runs are taken up."""
     backward_queue: Tensor
     """[runs] int32. The same for the backward pass."""
+    trunk_first_queue: Tensor
+    """[runs] int32. The same with the longest run first, which waits while it runs."""
+    mean_parallel_runs: float
+    """Chunks over those of the longest path: how many runs there is work for at a time."""
     slot_offsets: Tensor
     """[slots + 1] int32. Runs that start from slot `s` are `slot_runs[slot_offsets[s]:slot_offsets[s + 1]]`."""
     slot_runs: Tensor
@@ -210,7 +224,7 @@ class LaunchIndex:
 
     def to(self, device: torch.device) -> LaunchIndex:
         """The same on another device; `cu_seqlens_cpu` stays."""
-        names = [f.name for f in fields(self) if f.name not in ("chunk_size", "cu_seqlens_cpu")]
+        names = [f.name for f in fields(self) if f.name not in ("chunk_size", "cu_seqlens_cpu", "mean_parallel_runs")]
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
@@ -223,6 +237,7 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
     slot_runs = waiting[np.argsort(plan.start_slot[waiting], kind="stable")]
     counts = np.bincount(plan.start_slot[waiting], minlength=plan.num_slots)
     run_offsets = torch.from_numpy(plan.run_offsets)
+    queue = backward_queue(plan)
     return LaunchIndex(
         chunk_size=plan.chunk_size,
         cu_seqlens=run_offsets,
@@ -232,7 +247,9 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
         start_slot=_int32(plan.start_slot),
         slot_G=_int32(plan.slot_G),
         forward_queue=_int32(forward_queue(plan)),
-        backward_queue=_int32(backward_queue(plan)),
+        backward_queue=_int32(queue),
+        trunk_first_queue=_int32(trunk_first(plan, queue)),
+        mean_parallel_runs=run_G.size / int(chunks.max()),
         slot_offsets=_int32(np.concatenate([[0], np.cumsum(counts)])),
         slot_runs=_int32(slot_runs if slot_runs.size else np.zeros(1, dtype=np.int64)),
     )

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harts.layout.launch import LaunchPlan, backward_queue, forward_queue, launch_index, plan_launch
+from harts.layout.launch import LaunchPlan, backward_queue, forward_queue, launch_index, plan_launch, trunk_first
 from harts.layout.rounds import plan_runs
 from harts.tree import tree_from_lcp
 from tests.layout.building import prefixes_of, random_segments, tree_of, tree_of_segments
@@ -95,6 +95,17 @@ def test_index_of_a_launch() -> None:
     assert index.chunk_offsets.tolist() == [0, 3, 4, 5]
     assert index.chunk_indices.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0]]
     assert index.num_runs == 3 and index.num_slots == 1
+    assert index.backward_queue.tolist() == [1, 2, 0] and index.trunk_first_queue.tolist() == [0, 1, 2]
+    assert index.mean_parallel_runs == 5 / 3
+
+
+@given(words=words_strategy, chunk_size=st.integers(1, 5))
+def test_only_the_first_of_the_trunk_first_queue_waits(words: list[str], chunk_size: int) -> None:
+    """It starts from nothing itself, so nothing waits for it, and the others keep their order."""
+    plan = plan_launch(tree_of(words), chunk_size)
+    queue = backward_queue(plan)
+    first, *others = trunk_first(plan, queue).tolist()
+    assert plan.start_slot[first] == -1 and others == [run for run in queue.tolist() if run != first]
 
 
 def test_without_branches() -> None:

@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import functools
 import logging
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
-from harts.layout.kernels import Kernels, LinearKernel
+from harts.layout.kernels import LinearKernel
 from harts.layout.packed import PackedLayout
 
 FLA_VERSION = "0.6"
@@ -24,49 +27,92 @@ MAX_KEY_WIDTH = 256
 logger = logging.getLogger(__name__)
 
 
-def linear_kernel(x: Tensor, layout: PackedLayout, *, key_width: int) -> LinearKernel:
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LinearNeeds:
+    """What a linear-attention layer asks of a kernel."""
+
+    device: torch.device
+    dtype: torch.dtype
+    key_width: int
+    """K of its heads."""
+    channel_decay: bool
+    """Whether decays differ by key channel."""
+    replay: bool = True
+    """Whether chunks begin where those of each trajectory do."""
+
+
+def linear_kernel(x: Tensor, layout: PackedLayout, *, key_width: int, channel_decay: bool = False) -> LinearKernel:
     """The kernel for a layer.
 
     Args:
         x: What the layer mixes: its device and dtype count.
         layout: Of the tokens.
         key_width: K of its heads.
+        channel_decay: Whether its decays differ by key channel.
 
     Raises:
         ValueError: If the kernel asked for cannot run; the message names the fix.
     """
-    return _choose(x.device, x.dtype, key_width, layout.needs.replay, layout.needs.kernels)
+    needs = LinearNeeds(
+        device=x.device,
+        dtype=x.dtype,
+        key_width=key_width,
+        channel_decay=channel_decay,
+        replay=layout.needs.replay,
+    )
+    return _choose(needs, layout.needs.kernels.linear_attention)
 
 
 @functools.cache
-def _choose(device: torch.device, dtype: torch.dtype, key_width: int, replay: bool, kernels: Kernels) -> LinearKernel:
-    obstacle = _against_fla(device, dtype, key_width, replay)
-    asked = kernels.linear_attention
+def _choose(needs: LinearNeeds, asked: LinearKernel | None) -> LinearKernel:
+    capability = torch.cuda.get_device_capability(needs.device) if needs.device.type == "cuda" else None
+    obstacle = against_fla(needs, capability, {name: _installed(name) for name in ("fla-core", "triton", "tilelang")})
     if asked == "fla" and obstacle is not None:
         raise ValueError(f"fla was asked for linear attention but cannot run: {obstacle}")
     kernel: LinearKernel = asked or ("fla" if obstacle is None else "torch")
-    level = logging.WARNING if device.type == "cuda" and kernel == "torch" else logging.INFO
+    level = logging.WARNING if needs.device.type == "cuda" and kernel == "torch" else logging.INFO
     reason = "asked for" if asked is not None else obstacle or "the fastest"
     logger.log(level, "Linear attention runs with %s (%s)", kernel, reason)
     return kernel
 
 
-def _against_fla(device: torch.device, dtype: torch.dtype, key_width: int, replay: bool) -> str | None:
-    if device.type != "cuda":
-        return f'its kernels run on NVIDIA GPUs, and the layer is on "{device.type}". Move the model to a GPU.'
-    try:
-        installed = version("fla-core")
-    except PackageNotFoundError:
-        installed = None
-    if installed is None or not installed.startswith(FLA_VERSION + "."):
+def against_fla(
+    needs: LinearNeeds, capability: tuple[int, int] | None, versions: Mapping[str, str | None]
+) -> str | None:
+    """Why fla cannot run a layer, None if it can.
+
+    Args:
+        needs: Of the layer.
+        capability: CUDA compute capability of its device, None without CUDA.
+        versions: Installed "fla-core", "triton" and "tilelang", None where there is none.
+    """
+    if capability is None:
+        return f'its kernels run on NVIDIA GPUs, and the layer is on "{needs.device.type}". Move the model to a GPU.'
+    installed, triton = versions["fla-core"], versions["triton"]
+    if installed is None or not installed.startswith(f"{FLA_VERSION}."):
         return (
             f"it needs fla-core {FLA_VERSION}, and {installed or 'none'} is installed. "
             f'Run `pip install "fla-core=={FLA_VERSION}.*"`.'
         )
-    if dtype not in HALF:
-        return f"it computes in bfloat16 or float16, and the layer is {dtype}. Convert the model."
-    if key_width > MAX_KEY_WIDTH:
-        return f"it takes heads of up to {MAX_KEY_WIDTH} key channels, not {key_width}."
-    if not replay:
-        return "its chunks begin where those of each trajectory do; leave out replay=False."
+    if needs.dtype not in HALF:
+        return f"it computes in bfloat16 or float16, and the layer is {needs.dtype}. Convert the model."
+    if needs.key_width > MAX_KEY_WIDTH:
+        return f"it takes heads of up to {MAX_KEY_WIDTH} key channels, not {needs.key_width}."
+    if not needs.replay:
+        return "its chunks begin where those of each trajectory do. Leave out replay=False."
+    # fla refuses: one of its kernels gives wrong gradients of keys there. TileLang's takes its place.
+    refused = capability[0] == 9 and triton is not None and (3, 4) <= _numbers(triton) < (3, 7, 1)
+    if refused and not needs.channel_decay and versions["tilelang"] is None:
+        return f"on Hopper with Triton {triton} its backward pass needs TileLang. Run `pip install tilelang`."
     return None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _numbers(name: str) -> tuple[int, ...]:
+    return tuple(int(number) for number in re.findall(r"\d+", name)[:3])

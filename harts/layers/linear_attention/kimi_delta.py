@@ -46,7 +46,7 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
     projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     compute = torch.promote_types(hidden_TD.dtype, torch.float32)
     decay_THK, beta_TH = layer.forget_gate(hidden_TD[None])[0].to(compute), layer.b_proj(hidden_TD).sigmoid()
-    if linear_kernel(projected[0], layout, key_width=layer.head_dim) == "fla":
+    if linear_kernel(projected[0], layout, key_width=layer.head_dim, channel_decay=True) == "fla":
         return _by_fla(layer, projected, decay_THK, beta_TH, layout)
     mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
