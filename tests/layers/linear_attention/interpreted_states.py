@@ -12,6 +12,7 @@ import tests.interpreter  # noqa: F401 - first, and skips without Triton
 
 pytest.importorskip("fla")
 
+from fla.ops.common import chunk_delta_h, chunk_h
 from triton.runtime.autotuner import Autotuner
 
 from harts.layers.linear_attention.fla_backend import tree_delta_rule
@@ -50,6 +51,25 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Tensor, "new_empty", lambda self, *size, **options: filled(new_empty(self, *size, **options)))
     monkeypatch.setattr(torch, "empty_like", lambda *args, **options: filled(empty_like(*args, **options)))
     monkeypatch.setattr(Autotuner, "run", run_first)
+
+
+class Counter(int):
+    """A loop variable of a compiled kernel has this method; in the interpreter it is a plain number."""
+
+    def to(self, dtype: Any) -> Counter:
+        del dtype
+        return self
+
+
+@pytest.fixture
+def flas_loops(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let fla's own state kernels run in the interpreter."""
+
+    def counters(*bounds: Any) -> Any:
+        return map(Counter, range(*(bound.__index__() for bound in bounds)))
+
+    for module in (chunk_h, chunk_delta_h):
+        monkeypatch.setattr(module, "range", counters, raising=False)
 
 
 def randn(rows: Rows, *shape: int, seed: int, scale: float = 1.0) -> Tensor:
@@ -162,11 +182,60 @@ def test_cases(case: Case, check: Any):
 
 @pytest.mark.parametrize(
     ("check", "gate"),
-    [(check_delta_rule, "gk"), (check_delta_rule, "none"), (check_decays, "gamma"), (check_decays, "none")],
+    [
+        (check_delta_rule, "gk"),
+        pytest.param(check_delta_rule, "none", marks=SLOW),
+        (check_decays, "gamma"),
+        pytest.param(check_decays, "none", marks=SLOW),
+    ],
 )
 @pytest.mark.parametrize("sizes", [SIZES, pytest.param(PADDED, marks=SLOW)], ids=str)
 def test_gates(check: Any, gate: str, sizes: tuple[int, int, int, int]):
     check(rows_of(TREES["branches around a boundary"](C), C), sizes, gate)
+
+
+def chunks_of_path(rows: Rows, path: Tensor, chunk_size: int) -> list[int]:
+    """Chunks whose state before them is that of the path: each holds the owner of the path's token there."""
+    first = torch.tensor([begin for begin, _, _ in rows.chunks])
+    owners = rows.owner_T[path[::chunk_size]]
+    return (torch.searchsorted(first, owners, right=True) - 1).tolist()
+
+
+@pytest.mark.usefixtures("flas_loops")
+@pytest.mark.parametrize("gate", ["g", "gamma", "none"])
+def test_decayed_states_have_flas_bits(gate: str):
+    rows = rows_of(TREES["branches around a boundary"](C), C)
+    k, v = (torch.randn(rows.parent_T.numel(), 2, 16) for _ in range(2))
+    decay = -torch.rand(rows.parent_T.numel(), 2)
+    gamma = torch.tensor([-0.3, -1.1]) if gate == "gamma" else None
+    in_runs = [x[rows.token_R][None] for x in (k, v)]
+    g = torch.cat([decay[rows.token_R[a:b]].cumsum(0) for a, b, _ in rows.chunks])[None] if gate == "g" else None
+    of_tree = decay_states.ChunkDecay(g=g, gamma=gamma)
+    h = decay_states.tree_states(*in_runs, of_tree, launch=rows.launch, dtype=torch.float32)
+    for path in rows.paths:
+        of_path = torch.cat([part.cumsum(0) for part in decay[path].split(C)])[None] if gate == "g" else None
+        alone, _ = chunk_h.chunk_fwd_h(k[path][None], v[path][None], g=of_path, g_gamma=gamma, chunk_size=C)
+        assert torch.equal(h[0, chunks_of_path(rows, path, C)], alone[0])
+
+
+@pytest.mark.usefixtures("flas_loops")
+@pytest.mark.parametrize("gate", ["g", "gk"])
+def test_delta_states_have_flas_bits(gate: str):
+    rows = rows_of(TREES["branches around a boundary"](C), C)
+    k, w, u = (0.3 * torch.randn(rows.parent_T.numel(), 2, 16) for _ in range(3))
+    decay = -torch.rand(rows.parent_T.numel(), *((2, 16) if gate == "gk" else (2,)))
+    in_runs = [x[rows.token_R][None] for x in (k, w, u)]
+    gates = {"g": None, "gk": None}
+    gates[gate] = torch.cat([decay[rows.token_R[a:b]].cumsum(0) for a, b, _ in rows.chunks])[None]
+    inputs = delta_rule.DeltaRuleRows(k=in_runs[0], w=in_runs[1], **gates)
+    h, values = delta_rule.tree_states(inputs, in_runs[2], launch=rows.launch)
+    for path in rows.paths:
+        of_path = {gate: torch.cat([part.cumsum(0) for part in decay[path].split(C)])[None]}
+        alone, written, _ = chunk_delta_h.chunk_gated_delta_rule_fwd_h(
+            k[path][None], w[path][None], u[path][None], chunk_size=C, **of_path
+        )
+        assert torch.equal(h[0, chunks_of_path(rows, path, C)], alone[0])
+        assert torch.equal(values[0, rows.owner_T[path]], written[0])
 
 
 @pytest.mark.parametrize("check", [check_delta_rule, check_decays])
