@@ -8,6 +8,7 @@ import sys
 MODULES = {
     "attention": "benchmarks.layers.attention",
     "conv": "benchmarks.layers.conv",
+    "linear": "benchmarks.layers.linear_attention",
     "lm_head": "benchmarks.layers.lm_head",
 }
 """Benchmarks by name; each module has `main(arguments)`. Imported when asked for, since each needs other packages."""

@@ -7,10 +7,7 @@ not ask which chunk comes before which.
 The arithmetic is that of fla's `chunk_gated_delta_rule_fwd_h` and `_bwd_dhu` (MIT, Songlin Yang, Yu Zhang, Zhiyuan Li
 and contributors), step by step, so that states are those of each path run alone, bit for bit.
 
-Programs take (run, head, block of values) from a queue (`harts.layout.launch`) by counting up a ticket. A run that
-starts from another's state spins on a flag until it is there, and backward a run collects the gradients of all runs
-that start inside it, in the order of `slot_runs`. Whatever a program waits for is ahead of it in the queue, so it is
-held by a program that already runs: no order in which the device starts programs can deadlock.
+Programs take (run, head, block of values) from a queue (`queue.py`).
 """
 
 # What Triton compiles is not Python to a type checker.
@@ -26,28 +23,14 @@ import triton.language as tl
 from fla.ops.utils.op import exp2
 from torch import Tensor
 
+from harts.layers.linear_attention.kernels.queue import (
+    LaunchShape,
+    padded,
+    take_work,
+    ticket_and_flags,
+    wait_for_all_threads,
+)
 from harts.layout.launch import LaunchIndex
-
-
-@triton.jit
-def _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV: tl.constexpr, NV: tl.constexpr):
-    """Run, head, block of values, first row, rows and first chunk of the next piece of work."""
-    number = tl.atomic_add(ticket, 1, sem="relaxed")
-    i_v = number % NV
-    i_h = (number // NV) % HV
-    run = tl.load(queue + number // (NV * HV)).to(tl.int64)
-    begin = tl.load(cu_seqlens + run).to(tl.int64)
-    rows = (tl.load(cu_seqlens + run + 1) - begin).to(tl.int32)
-    return run, i_h, i_v, begin, rows, tl.load(chunk_offsets + run).to(tl.int64)
-
-
-@triton.jit
-def _wait_for_all_threads(INTERPRETED: tl.constexpr):
-    """All threads have stored before one of them says so. Triton does not pipeline loops with its own barrier."""
-    if not INTERPRETED:
-        tl.inline_asm_elementwise(
-            "bar.sync 0; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 128)], dtype=tl.int32, is_pure=False, pack=1
-        )
 
 
 @triton.jit
@@ -58,7 +41,7 @@ def _forward(
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    run, i_h, i_v, begin, rows, first_chunk = _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    run, i_h, i_v, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -89,7 +72,7 @@ def _forward(
         slot = tl.load(slot_of_chunk + first_chunk + i).to(tl.int64)
         if slot >= 0:
             tl.store(states + (slot * HV + i_h) * K * V + tile, b_h, mask=m_kv)
-            _wait_for_all_threads(INTERPRETED)
+            wait_for_all_threads(INTERPRETED)
             tl.atomic_xchg(flags + (slot * HV + i_h) * NV + i_v, 1, sem="release")
 
         b_w = tl.load(w + o_t[:, None] * (HV * K) + o_k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
@@ -121,7 +104,7 @@ def _backward(
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    run, i_h, i_v, begin, rows, first_chunk = _take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    run, i_h, i_v, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -192,17 +175,6 @@ def _backward(
         tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 1, sem="release")
 
 
-@dataclass(frozen=True, kw_only=True, slots=True)
-class LaunchShape:
-    """How work is cut and run; results do not depend on it, but that both directions share `block_v` with no one."""
-
-    block_v: int
-    """Values of a program's block."""
-    num_warps: int
-    num_stages: int
-    """Chunks in flight."""
-
-
 FORWARD = {
     64: LaunchShape(block_v=64, num_warps=4, num_stages=2),
     128: LaunchShape(block_v=64, num_warps=4, num_stages=2),
@@ -245,11 +217,11 @@ def tree_states(rows: DeltaRuleRows, u: Tensor, *, launch: LaunchIndex, save_val
     values = torch.empty_like(u) if save_values else None
     states = h.new_empty(launch.num_slots, num_heads, key_width, value_width, dtype=torch.float32)
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
-    ticket_and_flags = _zeros(TICKET + launch.num_slots * blocks, u.device)
+    ticket, flags = ticket_and_flags(launch.num_slots * blocks, u.device)
     _forward[(launch.num_runs * blocks,)](
         rows.k, u, rows.w, values, rows.g, rows.gk, h, states, launch.cu_seqlens, launch.chunk_offsets,
-        launch.start_slot, launch.slot_G, launch.forward_queue, ticket_and_flags[TICKET:], ticket_and_flags,
-        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=_padded(key_width),
+        launch.start_slot, launch.slot_G, launch.forward_queue, flags, ticket,
+        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, SAVE=save_values,
         INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
@@ -279,24 +251,16 @@ def tree_state_gradients(
     total_dv = torch.empty_like(dv)
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
-    ticket_and_counts = _zeros(TICKET + launch.num_slots * blocks, q.device)
+    ticket, counts = ticket_and_flags(launch.num_slots * blocks, q.device)
     _backward[(launch.num_runs * blocks,)](
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.cu_seqlens,
         launch.chunk_offsets, launch.start_slot, launch.slot_G, launch.backward_queue, launch.slot_offsets,
-        launch.slot_runs, ticket_and_counts[TICKET:], ticket_and_counts, scale,
-        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=_padded(key_width),
+        launch.slot_runs, counts, ticket, scale,
+        H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, num_warps=shape.num_warps,
         num_stages=shape.num_stages,
     )  # fmt: skip
     return dh, total_dv
-
-
-TICKET = 4
-"""Elements before the flags, the first of which is the ticket: flags begin at an aligned address."""
-
-
-def _zeros(count: int, device: torch.device) -> Tensor:
-    return torch.zeros(count, dtype=torch.int32, device=device)
 
 
 def _shape(shapes: Mapping[int, LaunchShape], key_width: int) -> LaunchShape:
@@ -306,7 +270,3 @@ def _shape(shapes: Mapping[int, LaunchShape], key_width: int) -> LaunchShape:
             f"Heads have keys of {key_width} channels, expected at most {max(shapes)}. Run the layer through PyTorch."
         )
     return fitting[0]
-
-
-def _padded(width: int) -> int:
-    return max(16, triton.next_power_of_2(width))

@@ -1,0 +1,177 @@
+"""Linear attention of trees in one call, against plain calls of fla on as many tokens; forward and backward.
+
+    python -m benchmarks.layers linear --json                          GDN and KDA
+    python -m benchmarks.layers linear --shapes FOLDER                 measured trees too (*.jsonl.gz)
+    python -m benchmarks.layers linear --kinds lightning,simple-gla,ssd --configurations 6
+    python -m benchmarks.layers linear --sweep --kinds gdn,kda         only launch shapes of the state kernels
+
+Outputs are compared bit by bit with fla's on sampled paths before a kind is timed. Medians of CUDA events, all
+executions in turns. `one` is fla's call of one sequence, `packed` that of as many equal sequences as the tree has
+trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back.
+Most of the time goes into fla's autotuning when nothing is compiled yet: about a minute a kind.
+"""
+
+from __future__ import annotations
+
+import argparse
+import faulthandler
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from benchmarks.layers import linear_trees as trees
+from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Kind, Streams
+from benchmarks.layers.linear_sweep import sweep
+from benchmarks.layers.linear_timing import Row, medians, report
+from harts.layers.gather import gather_rows
+from harts.layout.launch import LaunchPlan, launch_index, plan_launch
+from harts.layout.rounds import plan_runs
+from harts.tree.prefix_tree import PrefixTree
+
+ROUNDS = (1, 8, 32, 64, 128)
+BY_ROUNDS = (8, 32)
+"""Caterpillars that are run by rounds too."""
+
+
+def main(arguments: list[str]) -> None:
+    """Time the kinds that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--kinds", default="gdn,kda", help=f"of {','.join(KINDS)}")
+    parser.add_argument("--shapes", type=Path, help="folder of *.jsonl.gz tree shapes")
+    parser.add_argument("--tokens", type=int, default=32_768, help="distinct tokens of a tree")
+    parser.add_argument("--sweep", action="store_true", help="only launch shapes of the state kernels")
+    parser.add_argument("--configurations", type=int, help="tune so many of each of fla's kernels at most")
+    parser.add_argument("--limit", type=int, default=540, help="seconds after which it gives up")
+    options = parser.parse_args(arguments)
+    faulthandler.dump_traceback_later(options.limit, exit=True)
+    if options.configurations:
+        tune_fewer(options.configurations)
+    tables: dict[str, list[Row]] = {}
+    for name in options.kinds.split(","):
+        began = time.perf_counter()
+        if options.sweep:
+            tables |= sweep(name, options.tokens)
+        else:
+            tables[name] = list(times(KINDS[name], options.tokens, options.shapes))
+        print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
+    report("linear_sweep" if options.sweep else "linear", tables, as_json=options.json)
+
+
+def tune_fewer(most: int) -> None:
+    """Keep fla from compiling dozens of configurations of a kernel: those of four warps and large blocks go first."""
+    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
+
+    prune = Autotuner.prune_configs
+
+    def rank(config: Any) -> tuple[bool, int, int]:
+        return config.num_warps != 4, -sum(v for v in config.kwargs.values() if isinstance(v, int)), config.num_stages
+
+    Autotuner.prune_configs = lambda self, options: sorted(prune(self, options), key=rank)[:most]
+
+
+def times(kind: Kind, num_tokens: int, shapes: Path | None) -> Iterator[Row]:
+    """A row a tree."""
+    check(kind)
+    if not kind.public_gradient:
+        print("fla's gradient depends on the Triton version here: `one` is our own call without branches")
+    for shape, make in (("chain", trees.chain), ("caterpillar", trees.caterpillar)):
+        for rounds in ROUNDS:
+            if shape == "chain" or rounds > 1:
+                by_rounds = shape == "caterpillar" and rounds in BY_ROUNDS
+                yield times_of_tree(kind, shape, make(num_tokens, rounds, CHUNK_SIZE), by_rounds=by_rounds)
+    for name, tree in trees.measured(shapes, num_tokens) if shapes is not None else ():
+        yield times_of_tree(kind, name, tree, by_rounds=False)
+
+
+def check(kind: Kind) -> None:
+    """Outputs of a few paths have the bits of the public function."""
+    tree = trees.caterpillar(4_096, 16, CHUNK_SIZE)
+    plan = plan_launch(tree, CHUNK_SIZE)
+    streams = kind.streams(tree.num_tokens)
+    with torch.no_grad():
+        rows = taken(kind, streams, torch.from_numpy(plan.token_R).cuda())
+        output = kind.tree(rows, launch_index(plan).to(torch.device("cuda")))[torch.from_numpy(plan.owner_T).cuda()]
+        trunk = torch.arange(int(tree.length_N[0]), device="cuda")
+        packed = trunk.numel()
+        for nth in range(1, tree.length_N.size):
+            length, lcp = int(tree.length_N[nth]), int(tree.lcp_N[nth])
+            path = torch.cat([trunk[:lcp], torch.arange(packed, packed + length - lcp, device="cuda")])
+            packed += length - lcp
+            for tokens in (path, trunk) if nth in (1, 8, 15) else ():
+                alone = kind.public(taken(kind, streams, tokens))
+                assert torch.equal(alone, output[tokens]), f"path {nth} differs from fla's by itself"
+
+
+def taken(kind: Kind, streams: Streams, index: Tensor) -> Streams:
+    """Rows of the streams of tokens."""
+    return {name: x if name in kind.constant else gather_rows(x, index) for name, x in streams.items()}
+
+
+def forward_backward(kind: Kind, streams: Streams, run: Callable[[Streams], Tensor]) -> Callable[[], object]:
+    """Outputs, and the gradients of all streams of tokens."""
+    leaves = {name: x.detach().requires_grad_(name not in kind.constant) for name, x in streams.items()}
+    wanted = [x for x in leaves.values() if x.requires_grad]
+    upstream: list[Tensor] = []
+
+    def work() -> object:
+        output = run(leaves)
+        if not upstream:
+            upstream.append(torch.randn_like(output))
+        return torch.autograd.grad(output, wanted, upstream[0])
+
+    return work
+
+
+def equal_sequences(num_tokens: int, count: int) -> Tensor:
+    """[count + 1] int64, on the device."""
+    return torch.linspace(0, num_tokens, count + 1, dtype=torch.float64).round().long().cuda()
+
+
+def times_of_tree(kind: Kind, name: str, tree: PrefixTree, *, by_rounds: bool) -> Row:
+    """All executions of one tree."""
+    runs, plan = plan_runs(tree, CHUNK_SIZE), plan_launch(tree, CHUNK_SIZE)
+    num_tokens, trajectories = tree.num_tokens, int(tree.length_N.size)
+    streams = kind.streams(num_tokens)
+    device = torch.device("cuda")
+    token_R, owner_T = (torch.from_numpy(x).to(device) for x in (plan.token_R, plan.owner_T))
+    launch = launch_index(plan).to(device)
+    in_runs = {n: x.detach() for n, x in taken(kind, streams, token_R).items()}
+    work = {
+        "tree": forward_backward(kind, in_runs, lambda x: kind.tree(x, launch)),
+        "gathers": forward_backward(kind, streams, lambda x: kind.tree(taken(kind, x, token_R), launch)[owner_T]),
+    }
+    if kind.public_gradient:
+        cu_seqlens = equal_sequences(num_tokens, trajectories)
+        work["one"] = forward_backward(kind, streams, kind.public)
+        work["packed"] = forward_backward(kind, streams, lambda x: kind.public(x, cu_seqlens))
+    else:
+        alone = launch_index(plan_launch(trees.chain(num_tokens, 1, CHUNK_SIZE), CHUNK_SIZE)).to(device)
+        work["one"] = forward_backward(kind, streams, lambda x: kind.tree(x, alone))
+    if by_rounds and kind.rounds is not None:
+        rounds = kind.rounds
+        work["by rounds"] = forward_backward(kind, streams, lambda x: rounds(x, runs))
+    found = medians(work)
+    return {
+        **describe(name, tree, plan),
+        "rounds": runs.num_rounds,
+        **{f"{n} ms": round(found[n], 3) if n in found else "-" for n in ("one", "packed", "tree", "gathers")},
+        "by rounds ms": round(found["by rounds"], 1) if "by rounds" in found else "-",
+        "tree / one": round(found["tree"] / found["one"], 3),
+        "gathers / one": round(found["gathers"] / found["one"], 3),
+    }
+
+
+def describe(name: str, tree: PrefixTree, plan: LaunchPlan) -> Row:
+    """What a row says of its tree."""
+    return {
+        "tree": name,
+        "tokens": tree.num_tokens,
+        "trajectories": int(tree.length_N.size),
+        "rows": plan.token_R.size,
+        "states handed over": plan.num_slots,
+    }

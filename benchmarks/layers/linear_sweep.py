@@ -1,0 +1,97 @@
+"""Launch shapes of the kernels that hand states along a tree, each alone."""
+
+# pyright: reportMissingImports=false
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import product
+from unittest.mock import patch
+
+import torch
+from torch import Tensor
+from triton.runtime.errors import OutOfResources
+
+from benchmarks.layers import linear_trees as trees
+from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Streams
+from benchmarks.layers.linear_timing import Row, medians
+from harts.layers.linear_attention.kernels import decay_states, delta_rule
+from harts.layers.linear_attention.kernels.queue import LaunchShape
+from harts.layout.launch import LaunchIndex, launch_index, plan_launch
+
+BLOCKS = ((32, 2), (32, 4), (64, 4), (64, 8), (128, 8))
+"""Values of a block and warps: a thread holds 64 or 32 numbers of a state of 128 keys."""
+SQUARES = ((64, 64, 4), (64, 32, 4), (128, 64, 4), (128, 64, 8), (64, 128, 4), (32, 32, 2))
+"""Keys and values of a tile and warps, for states that are cut both ways."""
+STAGES = (1, 2, 3, 4)
+
+
+def sweep(name: str, num_tokens: int) -> dict[str, list[Row]]:
+    """Milliseconds of both directions by launch shape, the best first, on a caterpillar and a chain."""
+    launches = {
+        shape: launch_index(plan_launch(make(num_tokens, rounds, CHUNK_SIZE), CHUNK_SIZE)).to(torch.device("cuda"))
+        for shape, make, rounds in (("caterpillar", trees.caterpillar, 32), ("chain", trees.chain, 8))
+    }
+    tables = {}
+    for direction in ("FORWARD", "BACKWARD"):
+        rows = list(_shapes(name, direction, launches))
+        rows.sort(key=lambda row: float(str(row["caterpillar ms"])) + float(str(row["chain ms"])))
+        tables[f"{name} {direction.lower()}"] = rows
+        print(name, direction, rows[0], flush=True)
+    return tables
+
+
+def _shapes(name: str, direction: str, launches: dict[str, LaunchIndex]) -> Iterator[Row]:
+    delta = name in ("gdn", "kda", "kda-bounded")
+    module = delta_rule if delta else decay_states
+    torch.manual_seed(0)
+    work = {shape: _work(name, direction, launch) for shape, launch in launches.items()}
+    first: list[Tensor] | None = None
+    for blocks, stages in product(BLOCKS if delta else SQUARES, STAGES):
+        *block_k, block_v, warps = blocks
+        shape = LaunchShape(
+            block_k=block_k[0] if block_k else None, block_v=block_v, num_warps=warps, num_stages=stages
+        )
+        with patch.object(module, direction, {256: shape} if delta else shape):
+            try:
+                results = [x for run in work.values() for x in run()]
+            except OutOfResources:
+                continue
+            first = first or results
+            same = all(torch.equal(a, b) for a, b in zip(first, results, strict=True))
+            found = medians(work, repeats=9)
+        yield {
+            "tile": "x".join(map(str, blocks[:-1])),
+            "warps": warps,
+            "stages": stages,
+            **{f"{tree} ms": round(found[tree], 3) for tree in found},
+            "same bits": same,
+        }
+
+
+def _work(name: str, direction: str, launch: LaunchIndex) -> Callable[[], tuple[Tensor, ...]]:
+    """One direction of the states' kernel, on numbers of the right sizes."""
+    num_rows = int(launch.cu_seqlens_cpu[-1])
+    rows = {n: x[None].contiguous() for n, x in KINDS[name].streams(num_rows).items()}
+    if name in ("gdn", "kda", "kda-bounded"):
+        return _delta_work(rows, direction, launch)
+    constant = "g" in KINDS[name].constant
+    decay = decay_states.ChunkDecay(g=None if constant else rows["g"], gamma=rows["g"][0] if constant else None)
+    if direction == "FORWARD":
+        return lambda: (
+            decay_states.tree_states(rows["k"], rows["v"], decay, launch=launch, dtype=torch.bfloat16),
+        )  # fmt: skip
+    return lambda: (
+        decay_states.tree_state_gradients(
+            rows["q"], rows["v"], decay, scale=1.0, launch=launch, dtype=torch.bfloat16
+        ),
+    )  # fmt: skip
+
+
+def _delta_work(rows: Streams, direction: str, launch: LaunchIndex) -> Callable[[], tuple[Tensor, ...]]:
+    k = torch.nn.functional.normalize(rows["k"], dim=-1) * 0.3
+    w = k.repeat_interleave(rows["v"].shape[2] // k.shape[2], 2)
+    channels = rows["g"].dim() == 4
+    inputs = delta_rule.DeltaRuleRows(k=k, w=w, g=None if channels else rows["g"], gk=rows["g"] if channels else None)
+    if direction == "FORWARD":
+        return lambda: delta_rule.tree_states(inputs, rows["v"], launch=launch)
+    return lambda: delta_rule.tree_state_gradients(inputs, rows["q"], rows["v"], rows["v"], scale=0.1, launch=launch)

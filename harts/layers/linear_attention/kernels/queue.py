@@ -1,0 +1,67 @@
+"""Work that programs take from a queue, and states that they hand over: what recurrences along a tree share.
+
+Programs take (run, head, tile of the state) by counting up a ticket. A run that starts from another's state spins on a
+flag until it is there, and backward a run collects the gradients of all runs that start inside it, in the order of
+`slot_runs`. Whatever a program waits for is ahead of it in the queue (`harts.layout.launch`), so it is held by a
+program that already runs: no order in which the device starts programs can deadlock.
+"""
+
+# What Triton compiles is not Python to a type checker.
+# pyright: reportMissingImports=false, reportIndexIssue=false
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+
+@triton.jit
+def take_work(ticket, queue, cu_seqlens, chunk_offsets, HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Run, head, tile, first row, rows and first chunk of the next piece of work."""
+    number = tl.atomic_add(ticket, 1, sem="relaxed")
+    tile = number % TILES
+    head = (number // TILES) % HEADS
+    run = tl.load(queue + number // (TILES * HEADS)).to(tl.int64)
+    begin = tl.load(cu_seqlens + run).to(tl.int64)
+    rows = (tl.load(cu_seqlens + run + 1) - begin).to(tl.int32)
+    return run, head, tile, begin, rows, tl.load(chunk_offsets + run).to(tl.int64)
+
+
+@triton.jit
+def wait_for_all_threads(INTERPRETED: tl.constexpr):
+    """All threads have stored before one of them says so. Triton does not pipeline loops with its own barrier."""
+    if not INTERPRETED:
+        tl.inline_asm_elementwise(
+            "bar.sync 0; mov.b32 $0, $1;", "=r,r", [tl.arange(0, 128)], dtype=tl.int32, is_pure=False, pack=1
+        )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchShape:
+    """How work is cut and run; results do not depend on it."""
+
+    block_k: int | None = None
+    """Keys of a program's tile; None for all of them, which the delta rule needs."""
+    block_v: int
+    """Values of a program's tile."""
+    num_warps: int
+    num_stages: int
+    """Chunks in flight."""
+
+
+TICKET = 4
+"""Elements before the flags, the first of which is the ticket: flags begin at an aligned address."""
+
+
+def ticket_and_flags(num_flags: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Two int32 views of one tensor of zeros: one launch clears both."""
+    zeros = torch.zeros(TICKET + num_flags, dtype=torch.int32, device=device)
+    return zeros, zeros[TICKET:]
+
+
+def padded(width: int) -> int:
+    """The smallest power of two that a matrix product takes."""
+    return max(16, triton.next_power_of_2(width))

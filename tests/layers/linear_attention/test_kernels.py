@@ -1,0 +1,122 @@
+"""The state kernels of linear attention without a GPU: what they compute, and that they compile for an H200."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.triton_checks import run_interpreted
+
+INTERPRETED = "tests/layers/linear_attention/interpreted_states.py"
+TYPES = {
+    **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients"], "*fp32"),
+    **dict.fromkeys(["cu_seqlens", "chunk_offsets"], "*i64"),
+    **dict.fromkeys(["start_slot", "slot_of_chunk", "queue", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
+    "counts": "*i32",
+    "scale": "fp32",
+}
+"""Of arguments; all others are pointers to bfloat16."""
+MAX_SPILLED_BYTES = 150
+"""Stores, of a thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled:
+    registers: int
+    spilled_bytes: int
+    shared_bytes: int
+    pipelined: bool
+    """Whether chunks are copied to shared memory ahead of their turn."""
+
+
+def test_float32_in_the_interpreter():
+    pytest.importorskip("fla")
+    run_interpreted(INTERPRETED, marker="not slow")
+
+
+@pytest.mark.slow
+def test_more_of_it_in_the_interpreter():
+    pytest.importorskip("fla")
+    run_interpreted(INTERPRETED, marker="slow")
+
+
+def compile_kernel(kernel: Any, constants: dict[str, Any], *, num_warps: int, num_stages: int) -> Compiled:
+    """For sm_90, with aligned pointers."""
+    triton = pytest.importorskip("triton")
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    names = kernel.arg_names
+    signature = {name: "constexpr" if name in constants else TYPES.get(name, "*bf16") for name in names}
+    aligned = {
+        (place,): [["tt.divisibility", 16]] for place, name in enumerate(names) if signature[name].startswith("*")
+    }
+    source = ASTSource(fn=kernel, signature=signature, constexprs=constants, attrs=aligned)
+    compiled = triton.compile(
+        source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "num_stages": num_stages}
+    )
+    ptx = compiled.asm["ptx"]
+    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
+    command = [str(assembler), "-v", "-arch=sm_90a", "-o", os.devnull, "/dev/stdin"]
+    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    found = Compiled(
+        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
+        spilled_bytes=int(re.findall(r"(\d+) bytes spill stores", said)[0]),
+        shared_bytes=compiled.metadata.shared,
+        pipelined="cp.async" in ptx,
+    )
+    print(kernel.__name__, constants, found)  # noqa: T201 - shown by `pytest -rP`
+    return found
+
+
+def check(found: Compiled) -> None:
+    assert found.spilled_bytes <= MAX_SPILLED_BYTES
+    assert found.shared_bytes <= 227 * 1024, "of a multiprocessor of an H200"
+    assert found.pipelined
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize(("gate", "H", "HV", "K", "V"), [("g", 16, 32, 128, 128), ("gk", 32, 32, 128, 128)])
+def test_delta_rule_compiles(gate: str, H: int, HV: int, K: int, V: int, backward: bool):  # noqa: N803
+    pytest.importorskip("fla")
+    from harts.layers.linear_attention.kernels import delta_rule
+
+    shape = (delta_rule.BACKWARD if backward else delta_rule.FORWARD)[K]
+    constants: dict[str, Any] = {"H": H, "HV": HV, "K": K, "V": V, "BT": 64, "BK": K, "BV": shape.block_v}
+    constants |= {"USE_G": gate == "g", "USE_GK": gate == "gk", ("gk" if gate == "g" else "g"): None}
+    if not backward:
+        constants |= {"SAVE": True, "INTERPRETED": False}
+    kernel = delta_rule._backward if backward else delta_rule._forward
+    check(compile_kernel(kernel, constants, num_warps=shape.num_warps, num_stages=shape.num_stages))
+
+
+SIMPLE = {
+    "lightning": ("gamma", 64, 64, 128, 128),
+    "mamba2 of nemotron_h": ("g", 8, 128, 128, 64),
+    "mamba2 of bamba": ("g", 1, 128, 256, 64),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
+@pytest.mark.parametrize("name", SIMPLE)
+def test_decays_compile(name: str, backward: bool):
+    pytest.importorskip("fla")
+    from harts.layers.linear_attention.kernels import decay_states
+
+    gate, heads, value_heads, key_width, value_width = SIMPLE[name]
+    shape = decay_states.BACKWARD if backward else decay_states.FORWARD
+    constants: dict[str, Any] = {"H": heads, "HV": value_heads, "K": key_width, "V": value_width, "BT": 64}
+    constants |= {"BK": shape.block_k, "BV": shape.block_v, "USE_G": gate == "g", "USE_GAMMA": gate == "gamma"}
+    constants["gamma" if gate == "g" else "g"] = None
+    if not backward:
+        constants["INTERPRETED"] = False
+    kernel = decay_states._backward if backward else decay_states._forward
+    check(compile_kernel(kernel, constants, num_warps=shape.num_warps, num_stages=shape.num_stages))
