@@ -7,7 +7,9 @@
 
 Outputs are compared bit by bit with fla's on sampled paths before a kind is timed. Medians of CUDA events, all
 executions in turns. `one` is fla's call of one sequence, `packed` that of as many equal sequences as the tree has
-trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back.
+trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back;
+`layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call. `chunks` are
+those of the tree over those of one sequence: a chunk costs the same however many of its rows are used.
 Most of the time goes into fla's autotuning when nothing is compiled yet: about a minute a kind.
 """
 
@@ -20,7 +22,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from fla.modules.causal_conv1d import causal_conv1d  # pyright: ignore[reportMissingImports]
+from numpy.typing import NDArray
 from torch import Tensor
 
 from benchmarks.layers import linear_trees as trees
@@ -28,10 +33,15 @@ from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Kind, Streams
 from benchmarks.layers.linear_sweep import sweep
 from benchmarks.layers.linear_timing import Row, medians, report
 from harts.layers.gather import gather_rows
+from harts.layers.rows import owned_rows, take_rows
+from harts.layers.short_conv.kernel import tree_short_conv_rows
+from harts.layout.conv_index import ConvIndex, conv_index
 from harts.layout.launch import LaunchPlan, launch_index, plan_launch
 from harts.layout.rounds import plan_runs
 from harts.tree.prefix_tree import PrefixTree
 
+TAPS = 4
+COLUMNS = ("one", "packed", "tree", "gathers", "layer one", "layer")
 ROUNDS = (1, 8, 32, 64, 128)
 BY_ROUNDS = (8, 32)
 """Caterpillars that are run by rounds too."""
@@ -136,15 +146,24 @@ def times_of_tree(kind: Kind, name: str, tree: PrefixTree, *, by_rounds: bool) -
     """All executions of one tree."""
     runs, plan = plan_runs(tree, CHUNK_SIZE), plan_launch(tree, CHUNK_SIZE)
     num_tokens, trajectories = tree.num_tokens, int(tree.length_N.size)
-    streams = kind.streams(num_tokens)
-    device = torch.device("cuda")
-    token_R, owner_T = (torch.from_numpy(x).to(device) for x in (plan.token_R, plan.owner_T))
-    launch = launch_index(plan).to(device)
-    in_runs = {n: x.detach() for n, x in taken(kind, streams, token_R).items()}
+    streams, device = kind.streams(num_tokens), torch.device("cuda")
+    launch, index = launch_index(plan).to(device), conv_index(parents(tree), TAPS, plan).to(device)
+    rows = index.rows
+
+    def gathered(x: Streams) -> Streams:
+        return {name: stream if name in kind.constant else take_rows(stream, rows) for name, stream in x.items()}
+
+    in_runs = {n: x.detach() for n, x in gathered(streams).items()}
     work = {
         "tree": forward_backward(kind, in_runs, lambda x: kind.tree(x, launch)),
-        "gathers": forward_backward(kind, streams, lambda x: kind.tree(taken(kind, x, token_R), launch)[owner_T]),
+        "gathers": forward_backward(kind, streams, lambda x: owned_rows(kind.tree(gathered(x), launch), rows)),
     }
+    if kind.public_gradient:
+        before = mixed(streams)
+        work["layer"] = forward_backward(
+            kind, before, lambda x: owned_rows(kind.tree(convolved(x, streams, index, gathered), launch), rows)
+        )
+        work["layer one"] = forward_backward(kind, before, lambda x: kind.public(convolved_by_fla(x, streams)))
     if kind.public_gradient:
         cu_seqlens = equal_sequences(num_tokens, trajectories)
         work["one"] = forward_backward(kind, streams, kind.public)
@@ -159,11 +178,44 @@ def times_of_tree(kind: Kind, name: str, tree: PrefixTree, *, by_rounds: bool) -
     return {
         **describe(name, tree, plan),
         "rounds": runs.num_rounds,
-        **{f"{n} ms": round(found[n], 3) if n in found else "-" for n in ("one", "packed", "tree", "gathers")},
+        "chunks": round(plan.slot_G.size / -(-num_tokens // CHUNK_SIZE), 3),
+        **{f"{n} ms": round(found[n], 3) if n in found else "-" for n in COLUMNS},
         "by rounds ms": round(found["by rounds"], 1) if "by rounds" in found else "-",
         "tree / one": round(found["tree"] / found["one"], 3),
         "gathers / one": round(found["gathers"] / found["one"], 3),
+        "layer / layer one": round(found["layer"] / found["layer one"], 3) if "layer" in found else "-",
     }
+
+
+def parents(tree: PrefixTree) -> NDArray[np.int64]:
+    """[T] the token before each, -1 at roots."""
+    parent_T = np.arange(tree.num_tokens) - 1
+    last_S = tree.offset_S + tree.end_S - tree.start_S - 1
+    parent_T[tree.offset_S] = np.where(tree.parent_S < 0, -1, last_S[tree.parent_S])
+    return parent_T
+
+
+def mixed(streams: Streams) -> Streams:
+    """Queries, keys and values as projected, side by side, with the taps of their convolution; and the rest."""
+    side_by_side = torch.cat([streams[name].flatten(1) for name in ("q", "k", "v")], dim=1)
+    taps = torch.randn(side_by_side.shape[1], TAPS, device="cuda", dtype=torch.bfloat16) / TAPS
+    return {"x": side_by_side, "taps": taps, **{n: x for n, x in streams.items() if n not in ("q", "k", "v")}}
+
+
+def convolved(x: Streams, like: Streams, index: ConvIndex, gathered: Callable[[Streams], Streams]) -> Streams:
+    """Streams in run order from what `mixed` gave."""
+    widths = [like[name][0].numel() for name in ("q", "k", "v")]
+    pieces = tree_short_conv_rows(x["x"], x["taps"], None, index=index, widths=widths, activation="silu")
+    rest = gathered({name: stream for name, stream in x.items() if name not in ("x", "taps")})
+    return {n: p.view(-1, *like[n].shape[1:]) for n, p in zip(("q", "k", "v"), pieces, strict=True)} | rest
+
+
+def convolved_by_fla(x: Streams, like: Streams) -> Streams:
+    """The same of one sequence through fla's kernel."""
+    output = causal_conv1d(x["x"][None], x["taps"], activation="silu")[0][0]
+    pieces = output.split([like[name][0].numel() for name in ("q", "k", "v")], dim=1)
+    rest = {name: stream for name, stream in x.items() if name not in ("x", "taps")}
+    return {n: p.reshape(-1, *like[n].shape[1:]) for n, p in zip(("q", "k", "v"), pieces, strict=True)} | rest
 
 
 def describe(name: str, tree: PrefixTree, plan: LaunchPlan) -> Row:

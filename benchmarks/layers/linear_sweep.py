@@ -51,7 +51,7 @@ def _shapes(name: str, direction: str, launches: dict[str, LaunchIndex]) -> Iter
         shape = LaunchShape(
             block_k=block_k[0] if block_k else None, block_v=block_v, num_warps=warps, num_stages=stages
         )
-        with patch.object(module, direction, {256: shape} if delta else shape):
+        with patch.object(module, direction, {256: delta_rule.LaunchShapes(few=shape, many=shape)} if delta else shape):
             try:
                 results = [x for run in work.values() for x in run()]
             except OutOfResources:

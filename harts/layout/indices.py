@@ -94,23 +94,25 @@ class KernelIndices:
         runs = self.runs
         return self._moved("chunks", lambda: chunk_index(runs))
 
-    def launch(self) -> LaunchIndex:
-        """Runs of linear attention in one launch."""
-        return self._moved("launch", lambda: launch_index(self._launch_plan()))
+    def launch(self, chunk_size: int | None = None) -> LaunchIndex:
+        """Runs of linear attention in one launch, in chunks of the family's size or another."""
+        return self._moved(("launch", chunk_size), lambda: launch_index(self._launch_plan(chunk_size)))
 
-    def launch_conv(self) -> ConvIndex:
+    def launch_conv(self, chunk_size: int | None = None) -> ConvIndex:
         """Short convolutions whose outputs are rows of `launch`."""
         width = max(2, self.conv_width)  # of width 1, only the rows are used
-        return self._moved("launch_conv", lambda: conv_index(self.parent_T, width, self._launch_plan()))
+        return self._moved(
+            ("launch_conv", chunk_size), lambda: conv_index(self.parent_T, width, self._launch_plan(chunk_size))
+        )
 
     def conv(self) -> ConvIndex:
         """Short convolutions of the packed tokens."""
         return self._moved("conv", lambda: conv_index(self.parent_T, self.conv_width))
 
-    def _launch_plan(self) -> LaunchPlan:
+    def _launch_plan(self, chunk_size: int | None) -> LaunchPlan:
         assert self.runs is not None, "the family states chunk_size in its layout needs"
-        chunk_size = self.runs.chunk_size
-        return self.once("launch_plan", lambda: plan_launch(self.tree, chunk_size))
+        size = chunk_size or self.runs.chunk_size
+        return self.once(("launch_plan", size), lambda: plan_launch(self.tree, size))
 
     def _moved(self, key: Hashable, build: Callable[[], IndexT]) -> IndexT:
         return self.once(key, lambda: build().to(self.device))

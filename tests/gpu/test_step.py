@@ -15,6 +15,7 @@ from tests.routing import follow_routes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
+PYTORCH = harts.Kernels(attention="sdpa", linear_attention="torch")
 
 
 @pytest.mark.parametrize("model_type", supported_types())
@@ -39,7 +40,7 @@ def test_bfloat16_error_is_flats(model_type: str):
         expected = harts.compute_logprobs(truth, trajectories, execution="flat")
     errors = {}
     for execution in ("tree", "flat"):
-        model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).cuda())
+        model = harts.prepare(tiny_model(model_type, dtype=torch.bfloat16).cuda(), kernels=PYTORCH)
         result = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
         errors[execution] = np.sqrt(np.mean((result.logprobs_P - expected) ** 2))
     print(model_type, errors)  # noqa: T201 - figures for the log of a run

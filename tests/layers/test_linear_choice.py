@@ -16,7 +16,7 @@ from tests.cases import CASES, trajectories_of
 
 HOPPER = (9, 0)
 INSTALLED = {"fla-core": "0.6.0", "triton": "3.6.0", "tilelang": "0.1.15"}
-NEEDS = LinearNeeds(device=torch.device("cuda"), dtype=torch.bfloat16, key_width=128, channel_decay=False)
+NEEDS = LinearNeeds(device=torch.device("cuda"), dtype=torch.bfloat16, widths=(128, 128), channel_decay=False)
 
 
 def test_runs_where_all_is_there() -> None:
@@ -31,7 +31,8 @@ def test_runs_where_all_is_there() -> None:
         (NEEDS, HOPPER, INSTALLED | {"fla-core": "0.7.1"}, "0.7.1 is installed"),
         (NEEDS, HOPPER, INSTALLED | {"fla-core": "0.60.0"}, "0.60.0 is installed"),
         (replace(NEEDS, dtype=torch.float32), HOPPER, INSTALLED, "float32"),
-        (replace(NEEDS, key_width=512), HOPPER, INSTALLED, "up to 256"),
+        (replace(NEEDS, widths=(512, 128)), HOPPER, INSTALLED, "up to 256"),
+        (replace(NEEDS, widths=(128, 100)), HOPPER, INSTALLED, "multiples of 16"),
         (replace(NEEDS, replay=False), HOPPER, INSTALLED, "replay=False"),
         (NEEDS, HOPPER, INSTALLED | {"tilelang": None}, "pip install tilelang"),
     ],
@@ -58,9 +59,9 @@ def layout_for(kernels: Kernels) -> PackedLayout:
 
 def test_a_cpu_runs_pytorch_or_says_why_not() -> None:
     x = torch.zeros(3, 4)
-    assert linear_kernel(x, layout_for(Kernels()), key_width=128) == "torch"
+    assert linear_kernel(x, layout_for(Kernels()), widths=(128, 128)) == "torch"
     with pytest.raises(ValueError, match=r"fla was asked for linear attention but cannot run: .*Move the model"):
-        linear_kernel(x, layout_for(Kernels(linear_attention="fla")), key_width=128)
+        linear_kernel(x, layout_for(Kernels(linear_attention="fla")), widths=(128, 128))
 
 
 def test_unknown_kernels_are_refused() -> None:

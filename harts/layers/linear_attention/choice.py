@@ -23,6 +23,8 @@ FLA_VERSION = "0.6"
 """Of fla-core, whose functions and registry `fla_backend.py` calls."""
 HALF = (torch.bfloat16, torch.float16)
 MAX_KEY_WIDTH = 256
+WIDTH_STEP = 16
+"""Of the matrix instructions."""
 
 logger = logging.getLogger(__name__)
 
@@ -33,21 +35,23 @@ class LinearNeeds:
 
     device: torch.device
     dtype: torch.dtype
-    key_width: int
-    """K of its heads."""
+    widths: tuple[int, int]
+    """K and V of its heads."""
     channel_decay: bool
     """Whether decays differ by key channel."""
     replay: bool = True
     """Whether chunks begin where those of each trajectory do."""
 
 
-def linear_kernel(x: Tensor, layout: PackedLayout, *, key_width: int, channel_decay: bool = False) -> LinearKernel:
+def linear_kernel(
+    x: Tensor, layout: PackedLayout, *, widths: tuple[int, int], channel_decay: bool = False
+) -> LinearKernel:
     """The kernel for a layer.
 
     Args:
         x: What the layer mixes: its device and dtype count.
         layout: Of the tokens.
-        key_width: K of its heads.
+        widths: K and V of its heads.
         channel_decay: Whether its decays differ by key channel.
 
     Raises:
@@ -56,7 +60,7 @@ def linear_kernel(x: Tensor, layout: PackedLayout, *, key_width: int, channel_de
     needs = LinearNeeds(
         device=x.device,
         dtype=x.dtype,
-        key_width=key_width,
+        widths=widths,
         channel_decay=channel_decay,
         replay=layout.needs.replay,
     )
@@ -96,8 +100,11 @@ def against_fla(
         )
     if needs.dtype not in HALF:
         return f"it computes in bfloat16 or float16, and the layer is {needs.dtype}. Convert the model."
-    if needs.key_width > MAX_KEY_WIDTH:
-        return f"it takes heads of up to {MAX_KEY_WIDTH} key channels, not {needs.key_width}."
+    if needs.widths[0] > MAX_KEY_WIDTH or any(width % WIDTH_STEP for width in needs.widths):
+        return (
+            f"it takes heads of multiples of {WIDTH_STEP} channels, keys of up to {MAX_KEY_WIDTH}, not {needs.widths}. "
+            'Run the layer with linear_attention="torch".'
+        )
     if not needs.replay:
         return "its chunks begin where those of each trajectory do. Leave out replay=False."
     # fla refuses: one of its kernels gives wrong gradients of keys there. TileLang's takes its place.

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
-from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
 L2_NORM_EPSILON = 1e-6
@@ -54,10 +54,10 @@ def tree_gated_delta_net(
     Returns:
         [T, H, V] in the dtype of `mixed_TD`, before the gated norm and the output projection.
     """
-    if linear_kernel(mixed_TD, layout, key_width=layer.head_k_dim) == "fla":
+    if linear_kernel(mixed_TD, layout, widths=(layer.head_k_dim, layer.head_v_dim)) == "fla":
         return _by_fla(layer, mixed_TD, *_gates(layer, a_TH, b_TH, max_beta), layout)
     convolution = layer.conv1d
-    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT)
+    convolved_TD = packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout)
     query, key, value = F.silu(convolved_TD).split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
     compute = torch.promote_types(mixed_TD.dtype, torch.float32)
     copies = layer.num_v_heads // layer.num_k_heads

@@ -12,7 +12,7 @@ from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
-from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
 
@@ -46,12 +46,12 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
     projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     compute = torch.promote_types(hidden_TD.dtype, torch.float32)
     decay_THK, beta_TH = layer.forget_gate(hidden_TD[None])[0].to(compute), layer.b_proj(hidden_TD).sigmoid()
-    if linear_kernel(projected[0], layout, key_width=layer.head_dim, channel_decay=True) == "fla":
+    if linear_kernel(projected[0], layout, widths=(layer.head_dim, layer.head_dim), channel_decay=True) == "fla":
         return _by_fla(layer, projected, decay_THK, beta_TH, layout)
     mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
-    convolved_TD = tree_short_conv(
-        mixed_TD.to(convolution.weight.dtype), convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT
+    convolved_TD = packed_short_conv(
+        mixed_TD.to(convolution.weight.dtype), convolution.weight.squeeze(1), convolution.bias, layout
     )
     query_THK, key_THK, value_THV = (
         x.unflatten(-1, (-1, layer.head_dim)).to(compute)

@@ -8,8 +8,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
-from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
 
@@ -44,13 +45,15 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     convolution, heads = layer.conv1d, layer.A_log.numel()
     width = projected_TD.shape[1] - convolution.out_channels - heads
     gate_TD, mixed_TD, step_TH = projected_TD.split([width, convolution.out_channels, heads], dim=-1)
-    convolved_TD = tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT)
     group_width = (convolution.out_channels - width) // 2
-    x_TD, key_TD, query_TD = layer.act(convolved_TD).split([width, group_width, group_width], dim=-1)
-
+    widths = (width, group_width, group_width)
     # Softplus and limits act in the model's dtype, as they do in transformers.
     smallest, largest = layer.time_step_limit
     step_TH = F.softplus(step_TH + layer.dt_bias.to(step_TH.dtype)).clamp(min=smallest, max=largest)
+    if linear_kernel(projected_TD, layout, widths=(layer.ssm_state_size, width // heads)) == "fla":
+        return _by_fla(layer, mixed_TD, step_TH, widths, layout), gate_TD
+    convolved_TD = packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout)
+    x_TD, key_TD, query_TD = layer.act(convolved_TD).split(widths, dim=-1)
     compute = torch.promote_types(projected_TD.dtype, torch.float32)
     step_TH, x_THV = step_TH.to(compute), x_TD.unflatten(-1, (heads, -1)).to(compute)
     inputs = SSDInputs(
@@ -61,3 +64,35 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     )
     output_THV = tree_ssd(inputs, layout.chunks) + layer.D.unsqueeze(-1) * x_THV
     return output_THV.flatten(-2), gate_TD
+
+
+def _by_fla(
+    layer: Mamba2Layer, mixed_TD: Tensor, step_TH: Tensor, widths: tuple[int, ...], layout: PackedLayout
+) -> Tensor:
+    """Convolution straight into run order, SSD there in fla's chunks, outputs back in packed order: [T, H * V]."""
+    from harts.layers.linear_attention.fla_simple_gla import CHUNK_SIZE, tree_mamba2_rows
+    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.short_conv.kernel import tree_short_conv_rows
+
+    index = layout.indices.launch_conv(CHUNK_SIZE)
+    is_silu = isinstance(layer.act, nn.SiLU)
+    x, key, query = tree_short_conv_rows(
+        mixed_TD,
+        layer.conv1d.weight.squeeze(1),
+        layer.conv1d.bias,
+        index=index,
+        widths=widths,
+        activation="silu" if is_silu else "none",
+    )
+    if not is_silu:
+        x, key, query = layer.act(x), layer.act(key), layer.act(query)
+    output_RHV = tree_mamba2_rows(
+        x.unflatten(-1, (step_TH.shape[-1], -1)),
+        take_rows(step_TH, index.rows),
+        rate_H=-layer.A_log.float().exp(),
+        key=key.unflatten(-1, (-1, layer.ssm_state_size)),
+        query=query.unflatten(-1, (-1, layer.ssm_state_size)),
+        skip_H=layer.D,
+        launch=layout.indices.launch(CHUNK_SIZE),
+    )
+    return owned_rows(output_RHV, index.rows).flatten(-2)

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
 
@@ -31,7 +31,5 @@ def tree_gated_short_conv(layer: GatedShortConvLayer, hidden_TD: Tensor, layout:
     """
     before_TD, after_TD, x_TD = layer.in_proj(hidden_TD).chunk(3, dim=-1)
     convolution = layer.conv
-    convolved_TD = tree_short_conv(
-        before_TD * x_TD, convolution.weight.squeeze(1), convolution.bias, layout.ancestors_JT
-    )
+    convolved_TD = packed_short_conv(before_TD * x_TD, convolution.weight.squeeze(1), convolution.bias, layout)
     return layer.out_proj(after_TD * convolved_TD)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from transformers.models.jamba import modeling_jamba as hf
 
 from harts.layers.linear_attention.selective_scan import CHUNK_SIZE, SelectiveScanInputs, tree_selective_scan
-from harts.layers.short_conv.ancestor_gather import tree_short_conv
+from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers
 from harts.models.routers import PLAIN_SOFTMAX
@@ -27,9 +27,7 @@ class TreeJambaMambaMixer(hf.JambaMambaMixer):
             return super().forward(hidden_states, *args, **options)
         convolution, state_size = self.conv1d, self.ssm_state_size
         mixed_TD, gate_TD = self.in_proj(hidden_states[0]).chunk(2, dim=-1)
-        x_TD = self.act(
-            tree_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, harts_layout.ancestors_JT)
-        )
+        x_TD = self.act(packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, harts_layout))
         step, key, query = self.x_proj(x_TD).split([self.dt_proj.in_features, state_size, state_size], dim=-1)
         # The weight and not the layer: transformers leaves out adapters on this projection too.
         step_TD = F.linear(self.dt_layernorm(step), self.dt_proj.weight)

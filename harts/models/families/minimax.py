@@ -9,7 +9,8 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.minimax import modeling_minimax as hf
 
-from harts.layers.linear_attention.lightning import LightningDecays, tree_lightning_attention
+from harts.layers.linear_attention.choice import linear_kernel
+from harts.layers.linear_attention.lightning import LightningDecays, lightning_by_fla, tree_lightning_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, Family, Mixers, head_width
 from harts.models.routers import SOFTMAX
@@ -26,11 +27,14 @@ class TreeMiniMaxLightningAttention(hf.MiniMaxLightningAttention):
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
         compute = torch.promote_types(hidden_TD.dtype, torch.float32)
-        mixed_THM = self.act_fn(self.qkv_proj(hidden_TD)).unflatten(-1, (self.num_attention_heads, -1)).to(compute)
-        query_THK, key_THK, value_THV = mixed_THM.split(self.head_dim, dim=-1)
-        output_THV = tree_lightning_attention(
-            query_THK, key_THK, value_THV, decays=self._decays(compute), chunks=harts_layout.chunks
-        )
+        mixed_THM = self.act_fn(self.qkv_proj(hidden_TD)).unflatten(-1, (self.num_attention_heads, -1))
+        if linear_kernel(hidden_TD, harts_layout, widths=(self.head_dim, self.head_dim)) == "fla":
+            output_THV = lightning_by_fla(mixed_THM, self.slope_rate[:, 0, 0].float(), harts_layout)
+        else:
+            query_THK, key_THK, value_THV = mixed_THM.to(compute).split(self.head_dim, dim=-1)
+            output_THV = tree_lightning_attention(
+                query_THK, key_THK, value_THV, decays=self._decays(compute), chunks=harts_layout.chunks
+            )
         output_TD = self.norm(output_THV.to(hidden_TD.dtype).flatten(-2))
         return self.out_proj(self.output_gate(hidden_TD).sigmoid() * output_TD)[None], None
 

@@ -81,14 +81,14 @@ def check(found: Compiled) -> None:
     assert found.pipelined
 
 
-@pytest.mark.slow
+@pytest.mark.parametrize("work", ["few", "many"])
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize(("gate", "H", "HV", "K", "V"), [("g", 16, 32, 128, 128), ("gk", 32, 32, 128, 128)])
-def test_delta_rule_compiles(gate: str, H: int, HV: int, K: int, V: int, backward: bool):  # noqa: N803
-    pytest.importorskip("fla")
+def test_delta_rule_compiles(gate: str, H: int, HV: int, K: int, V: int, backward: bool, work: str):  # noqa: N803
+    pytest.importorskip("triton")
     from harts.layers.linear_attention.kernels import delta_rule
 
-    shape = (delta_rule.BACKWARD if backward else delta_rule.FORWARD)[K]
+    shape = getattr((delta_rule.BACKWARD if backward else delta_rule.FORWARD)[K], work)
     constants: dict[str, Any] = {"H": H, "HV": HV, "K": K, "V": V, "BT": 64, "BK": K, "BV": shape.block_v}
     constants |= {"USE_G": gate == "g", "USE_GK": gate == "gk", ("gk" if gate == "g" else "g"): None}
     if not backward:
@@ -108,7 +108,7 @@ SIMPLE = {
 @pytest.mark.parametrize("backward", [False, True], ids=["forward", "backward"])
 @pytest.mark.parametrize("name", SIMPLE)
 def test_decays_compile(name: str, backward: bool):
-    pytest.importorskip("fla")
+    pytest.importorskip("triton")
     from harts.layers.linear_attention.kernels import decay_states
 
     gate, heads, value_heads, key_width, value_width = SIMPLE[name]

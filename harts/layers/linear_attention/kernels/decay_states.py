@@ -19,7 +19,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from fla.ops.utils.op import exp2
 from torch import Tensor
 
 from harts.layers.linear_attention.kernels.queue import (
@@ -81,8 +80,8 @@ def _forward(
         if USE_GAMMA:
             g_last = b_gamma * tl.minimum(BT, rows - i * BT)
         if USE_G or USE_GAMMA:
-            b_h *= exp2(g_last)
-            b_v = (b_v * tl.where(m_t, exp2(g_last - b_g), 0)[:, None]).to(b_v.dtype)
+            b_h *= tl.exp2(g_last)
+            b_v = (b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]).to(b_v.dtype)
         b_h = tl.dot(b_k, b_v, b_h)
 
 
@@ -138,8 +137,8 @@ def _backward(
         if USE_GAMMA:
             g_last = b_gamma * tl.minimum(BT, rows - i * BT)
         if USE_G or USE_GAMMA:
-            b_q = (b_q * exp2(b_g)[None, :]).to(b_q.dtype)
-            b_dh *= exp2(g_last)
+            b_q = (b_q * tl.exp2(b_g)[None, :]).to(b_q.dtype)
+            b_dh *= tl.exp2(g_last)
         b_dh = tl.dot(b_q, b_do.to(b_q.dtype), b_dh)
 
     slot = tl.load(start_slot + run).to(tl.int64)

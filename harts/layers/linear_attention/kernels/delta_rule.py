@@ -20,7 +20,6 @@ from dataclasses import dataclass
 import torch
 import triton
 import triton.language as tl
-from fla.ops.utils.op import exp2
 from torch import Tensor
 
 from harts.layers.linear_attention.kernels.queue import (
@@ -87,11 +86,11 @@ def _forward(
         if USE_G:
             g_last = tl.load(g + last * HV).to(tl.float32)
             b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
-            b_v = b_v * tl.where(m_t, exp2(g_last - b_g), 0)[:, None]
-            b_h *= exp2(g_last)
+            b_v = b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]
+            b_h *= tl.exp2(g_last)
         if USE_GK:
             b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_h *= exp2(b_gk)[:, None]
+            b_h *= tl.exp2(b_gk)[:, None]
         b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
         b_h = tl.dot(b_k, b_v.to(b_k.dtype), b_h)
 
@@ -150,7 +149,7 @@ def _backward(
         if USE_G:
             g_last = tl.load(g + last * HV).to(tl.float32)
             b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
-            b_dv *= tl.where(m_t, exp2(g_last - b_g), 0)[:, None]
+            b_dv *= tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]
         b_dv += tl.load(dv + p_v, mask=m_tv, other=0.0)
         tl.store(dv2 + p_v, b_dv.to(dv2.dtype.element_ty), mask=m_tv)
 
@@ -159,13 +158,13 @@ def _backward(
         b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_kt, other=0.0)
         # Rounded to 16 bits like the other operand; fla multiplies here in tf32, at an eighth of the speed.
         if USE_G:
-            b_dh *= exp2(g_last)
-            b_dq = (b_q * exp2(b_g)[None, :]).to(b_q.dtype)
+            b_dh *= tl.exp2(g_last)
+            b_dq = (b_q * tl.exp2(b_g)[None, :]).to(b_q.dtype)
         else:
             b_dq = b_q
         if USE_GK:
             b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_dh *= exp2(b_gk)[:, None]
+            b_dh *= tl.exp2(b_gk)[:, None]
         b_dh += tl.dot(b_dq, b_do.to(b_dq.dtype)) * scale - tl.dot(b_w, b_dv.to(b_w.dtype))
 
     slot = tl.load(start_slot + run).to(tl.int64)
@@ -175,10 +174,32 @@ def _backward(
         tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 1, sem="release")
 
 
+LARGE_BLOCK_V = 64
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class LaunchShapes:
+    """By how much work there is at a time."""
+
+    few: LaunchShape
+    """Where runs are too few to fill the device: smaller tiles, so that more programs share a run's work."""
+    many: LaunchShape
+    """Where they are not: larger tiles, which read less."""
+
+
 FORWARD = {
-    64: LaunchShape(block_v=64, num_warps=4, num_stages=2),
-    128: LaunchShape(block_v=64, num_warps=4, num_stages=2),
-    256: LaunchShape(block_v=32, num_warps=4, num_stages=2),
+    64: LaunchShapes(
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
+        many=LaunchShape(block_v=64, num_warps=4, num_stages=2),
+    ),
+    128: LaunchShapes(
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
+        many=LaunchShape(block_v=64, num_warps=4, num_stages=2),
+    ),
+    256: LaunchShapes(
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=2),
+        many=LaunchShape(block_v=32, num_warps=4, num_stages=2),
+    ),
 }
 """By key width, up to and including."""
 BACKWARD = FORWARD
@@ -212,7 +233,7 @@ def tree_states(rows: DeltaRuleRows, u: Tensor, *, launch: LaunchIndex, save_val
     """
     num_key_heads, key_width = rows.k.shape[2:]
     num_heads, value_width = u.shape[2:]
-    shape = _shape(FORWARD, key_width)
+    shape = _shape(FORWARD, key_width, launch.mean_parallel_runs * num_heads * value_width / LARGE_BLOCK_V, u.device)
     h = rows.k.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width)
     values = torch.empty_like(u) if save_values else None
     states = h.new_empty(launch.num_slots, num_heads, key_width, value_width, dtype=torch.float32)
@@ -246,15 +267,18 @@ def tree_state_gradients(
     """
     num_key_heads, key_width = q.shape[2:]
     num_heads, value_width = do.shape[2:]
-    shape = _shape(BACKWARD, key_width)
+    shape = _shape(BACKWARD, key_width, launch.mean_parallel_runs * num_heads * value_width / LARGE_BLOCK_V, q.device)
     dh = q.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width)
     total_dv = torch.empty_like(dv)
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
     ticket, counts = ticket_and_flags(launch.num_slots * blocks, q.device)
+    # Programs of one run may wait inside if they leave half of the device to those that they wait for.
+    leaves_room = not triton.knobs.runtime.interpret and 2 * blocks <= _multiprocessors(q.device)
+    queue = launch.trunk_first_queue if leaves_room else launch.backward_queue
     _backward[(launch.num_runs * blocks,)](
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.cu_seqlens,
-        launch.chunk_offsets, launch.start_slot, launch.slot_G, launch.backward_queue, launch.slot_offsets,
+        launch.chunk_offsets, launch.start_slot, launch.slot_G, queue, launch.slot_offsets,
         launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, num_warps=shape.num_warps,
@@ -263,10 +287,15 @@ def tree_state_gradients(
     return dh, total_dv
 
 
-def _shape(shapes: Mapping[int, LaunchShape], key_width: int) -> LaunchShape:
+def _shape(shapes: Mapping[int, LaunchShapes], key_width: int, work: float, device: torch.device) -> LaunchShape:
+    """The shape for keys of a width and for so many larger tiles of work at a time."""
     fitting = [shape for width, shape in shapes.items() if key_width <= width]
     if not fitting:
         raise ValueError(
             f"Heads have keys of {key_width} channels, expected at most {max(shapes)}. Run the layer through PyTorch."
         )
-    return fitting[0]
+    return fitting[0].few if work <= _multiprocessors(device) else fitting[0].many
+
+
+def _multiprocessors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1

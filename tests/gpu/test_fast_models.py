@@ -1,0 +1,118 @@
+"""Whole models through the fast kernels: no less accurate than plain PyTorch, without host stalls."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import harts
+from harts.data import TrajectoryBatch
+from harts.layout.packed import pack
+from harts.models.tiny import tiny_model
+from harts.testing import float64_throughout, gradients
+from harts.tree import build_prefix_tree
+from tests.cases import RICH, trajectories_of
+from tests.routing import follow_routes
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+pytest.importorskip("fla")
+OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
+PYTORCH = harts.Kernels(attention="sdpa", linear_attention="torch")
+WIDE = {"hidden_size": 256, "initializer_range": 0.05}
+ROPE = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5, "mrope_section": [32, 16, 16]}
+HEADS: dict[str, dict[str, Any]] = {
+    "qwen3_5_text": {
+        "head_dim": 256,
+        "linear_key_head_dim": 128,
+        "linear_value_head_dim": 128,
+        "rope_parameters": ROPE,
+    },
+    "kimi_linear": {
+        "linear_head_dim": 128,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "head_dim": 64,
+        "v_head_dim": 128,
+        "kv_lora_rank": 64,
+    },
+    "bamba": {"mamba_d_head": 64, "mamba_d_state": 128, "mamba_n_heads": 8, "mamba_expand": 2},
+    "minimax": {"head_dim": 128},
+    "lfm2": {},
+    "gpt_oss": {"head_dim": 64},
+    "gemma3_text": {"head_dim": 256, "query_pre_attn_scalar": 256},
+    "llama": {"head_dim": 128},
+}
+"""Of the sizes that kernels are made for."""
+
+
+@pytest.fixture(autouse=True)
+def few_configurations(monkeypatch: pytest.MonkeyPatch) -> None:
+    """fla would compile dozens of variants of each kernel to find the fastest."""
+    from triton.runtime.autotuner import Autotuner  # pyright: ignore[reportMissingImports]
+
+    prune = Autotuner.prune_configs
+    monkeypatch.setattr(Autotuner, "prune_configs", lambda self, options: prune(self, options)[:1])
+
+
+def model_of(model_type: str, kernels: harts.Kernels | None, dtype: torch.dtype = torch.bfloat16) -> harts.TreeModel:
+    model = tiny_model(model_type, dtype=torch.bfloat16, overrides={**WIDE, **HEADS[model_type]})
+    return harts.prepare(model.to(dtype).cuda(), kernels=kernels)
+
+
+@functools.cache
+def truth(model_type: str) -> tuple[Any, np.ndarray, dict[str, torch.Tensor]]:
+    """Trajectories with the routes that all executions follow, log-probs and gradients in float64."""
+    model = model_of(model_type, PYTORCH, torch.float64)
+    with float64_throughout():
+        trajectories = follow_routes(model, trajectories_of(RICH))
+        result = harts.train_step(model, trajectories, OBJECTIVE, execution="flat")
+    return trajectories, result.logprobs_P, gradients(model.module)
+
+
+@pytest.mark.parametrize("model_type", HEADS)
+def test_errors_are_those_of_pytorch(model_type: str):
+    trajectories, expected, expected_gradients = truth(model_type)
+    errors = {}
+    for name, kernels in {"fast": None, "torch": PYTORCH}.items():
+        model = model_of(model_type, kernels)
+        result = harts.train_step(model, trajectories, OBJECTIVE)
+        grads = gradients(model.module)
+        error = sum(float((grads[n].double() - g).square().sum()) for n, g in expected_gradients.items())
+        size = sum(float(g.square().sum()) for g in expected_gradients.values())
+        errors[name] = (np.sqrt(np.mean((result.logprobs_P - expected) ** 2)), (error / size) ** 0.5)
+    print(model_type, errors)  # noqa: T201 - figures for the log of a run
+    for fast, torch_s in zip(errors["fast"], errors["torch"], strict=True):
+        assert fast <= 1.25 * torch_s
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "kimi_linear", "bamba", "minimax"])
+def test_two_steps_have_equal_bits(model_type: str):
+    """Log-probs always; gradients where attention was asked to be deterministic."""
+    trajectories, *_ = truth(model_type)
+    results = []
+    for _ in range(2):
+        model = model_of(model_type, harts.Kernels(deterministic=True))
+        result = harts.train_step(model, trajectories, OBJECTIVE)
+        results.append((result.logprobs_P, gradients(model.module)))
+    assert np.array_equal(results[0][0], results[1][0])
+    different = [name for name, grad in results[0][1].items() if not torch.equal(grad, results[1][1][name])]
+    assert different == []
+
+
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama", "bamba", "lfm2"])
+def test_layers_do_not_wait_for_the_device(model_type: str):
+    model = model_of(model_type, None)
+    batch = TrajectoryBatch.of(trajectories_of(RICH))
+    layout = pack(build_prefix_tree(batch).largest_first(), batch, model.needs).to(model.device)
+    for strict in (False, True):  # the first pass compiles and builds what kernels index with
+        torch.cuda.synchronize()
+        torch.cuda.set_sync_debug_mode("error" if strict else "default")
+        try:
+            hidden_TD = model.hidden_states(layout)
+            hidden_TD.backward(torch.ones_like(hidden_TD))
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
