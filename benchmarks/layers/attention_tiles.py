@@ -15,7 +15,8 @@ def variants(head_width: int, value_width: int) -> dict[str, Tiles]:
         found[f"forward {tiles.forward[0]}x{keys}"] = replace(tiles, forward=(tiles.forward[0], keys))
     if head_width == value_width:
         found["forward heads apart"] = replace(tiles, pack_gqa=False)
-    found["backward lists of 128"] = replace(tiles, backward_queries=128)
+    queries = 192 - tiles.backward_queries  # 64 or 128
+    found[f"backward lists of {queries}"] = replace(tiles, backward_queries=queries)
     return found | _backward(tiles, head_width)
 
 

@@ -142,7 +142,7 @@ def tiles_for(head_width: int, value_width: int) -> Tiles:
             backward_queries=64,
         )
     if head_width <= 128:
-        return Tiles(forward=(128, 128), backward=_backward(64, 128, stages=(2, 2, 2)), backward_queries=64)
+        return Tiles(forward=(128, 128), backward=_backward(64, 128, stages=(2, 2, 2)), backward_queries=128)
     if head_width <= 192:
         narrow = value_width <= 128
         return Tiles(

@@ -175,6 +175,8 @@ def _backward(
 
 
 LARGE_BLOCK_V = 64
+FEW = 0.75
+"""Tiles of that many values for each multiprocessor at a time, up to which runs count as few."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -188,21 +190,23 @@ class LaunchShapes:
 
 
 FORWARD = {
-    64: LaunchShapes(
-        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
-        many=LaunchShape(block_v=64, num_warps=4, num_stages=2),
-    ),
     128: LaunchShapes(
         few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
-        many=LaunchShape(block_v=64, num_warps=4, num_stages=2),
+        many=LaunchShape(block_v=32, num_warps=4, num_stages=2),
     ),
     256: LaunchShapes(
         few=LaunchShape(block_v=32, num_warps=4, num_stages=2),
         many=LaunchShape(block_v=32, num_warps=4, num_stages=2),
     ),
 }
-"""By key width, up to and including."""
-BACKWARD = FORWARD
+BACKWARD = {
+    128: LaunchShapes(
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
+        many=LaunchShape(block_v=64, num_warps=8, num_stages=3),
+    ),
+    256: FORWARD[256],
+}
+"""By key width, up to and including; of `python -m benchmarks.layers linear --sweep` on an H200."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -294,7 +298,7 @@ def _shape(shapes: Mapping[int, LaunchShapes], key_width: int, work: float, devi
         raise ValueError(
             f"Heads have keys of {key_width} channels, expected at most {max(shapes)}. Run the layer through PyTorch."
         )
-    return fitting[0].few if work <= _multiprocessors(device) else fitting[0].many
+    return fitting[0].few if work <= FEW * _multiprocessors(device) else fitting[0].many
 
 
 def _multiprocessors(device: torch.device) -> int:
