@@ -3,29 +3,16 @@
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
-from torch.autograd.graph import saved_tensors_hooks
 
-from harts.cli.model_names import HELP, load_model
-from harts.data import Trajectory, TrajectoryBatch
-from harts.layout.flat import FlatLayout, flat_layout
-from harts.layout.packed import PackedLayout, pack
-from harts.logprobs import linear_logprobs
-from harts.models import TreeModel, prepare
-from harts.models.dimensions import model_dimensions
-from harts.plan.calibration import Calibration, Fit, Sample, fit
-from harts.plan.cost import ModelDimensions
-from harts.plan.size import MicrobatchSize, size_of_flat, size_of_tree
-from harts.tree import PrefixTree, build_prefix_tree
+from harts.cli.model_names import HELP
+from harts.plan.calibration import Calibration
 
 EPILOG = """
 \b
@@ -38,9 +25,6 @@ Examples:
 Run it alone on the device: another job's time would be fitted too (with OMP_NUM_THREADS=1 on a CPU only the job's own
 time counts).
 """
-REPEATS = 5
-HELD_OUT_EVERY = 4
-
 ModelName = Annotated[str, typer.Option("--model", metavar="MODEL", help=HELP)]
 Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where the calibration is stored.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
@@ -60,6 +44,8 @@ def calibrate(
     Times a few microbatches, forward and backward, on trees and flat, of shapes that differ in tokens, depth, branches
     and trained tokens. Fits costs >= 0 to three quarters of them; the others show how well the costs predict.
     """
+    from harts.cli.measure import measure
+
     try:
         calibration = measure(model, device=device, max_tokens=max_tokens)
     except ValueError as error:
@@ -70,127 +56,6 @@ def calibrate(
         typer.echo(json.dumps({"output": str(output), **_errors(calibration)}))
     else:
         _show(calibration, output, Console())
-
-
-def measure(name: str, *, device: str, max_tokens: int) -> Calibration:
-    """Time microbatches of a model and fit its costs."""
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
-    model = prepare(load_model(name, dtype=dtype, device=device))
-    dimensions = model_dimensions(model.module.config, bytes_per_element=dtype.itemsize)
-    designs = list(_designs(max_tokens, model.vocab_size))
-    passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in designs]
-    samples = {execution: _time(model, [both[execution] for both in passes]) for execution in ("tree", "flat")}
-    tokens, saved = max(_saved_bytes(batch, tree, model) for batch, tree in designs)
-    on_gpu = model.device.type == "cuda"
-    return Calibration(
-        model=name,
-        device=torch.cuda.get_device_name(device) if on_gpu else f"{device}, {torch.get_num_threads()} threads",
-        dtype=str(dtype).removeprefix("torch."),
-        dimensions=dimensions,
-        tree=_fit(samples["tree"]),
-        flat=_fit(samples["flat"]),
-        saved_bytes_per_token=saved / tokens,
-    )
-
-
-def _fit(samples: list[Sample]) -> Fit:
-    held_out = samples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    return fit([s for i, s in enumerate(samples) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1], held_out=held_out)
-
-
-def _designs(max_tokens: int, vocab_size: int) -> Iterator[tuple[TrajectoryBatch, PrefixTree]]:
-    """Microbatches that differ in everything that has a cost of its own."""
-    rng = np.random.default_rng(0)
-    for tokens in (max_tokens // 8, max_tokens // 4, max_tokens // 2, max_tokens):
-        # Single trajectory; bush at the root; bush at the end; comb with a branch every few tokens.
-        for count, shared in ((1, 0.0), (8, 0.0), (2, 0.5), (6, 0.8), (12, 0.9), (8, -1.0), (24, -1.0)):
-            trained = (0.02, 0.3, 1.0)[int(rng.integers(3))]
-            words = _words(rng, tokens, count, shared, vocab_size)
-            trajectories = [_trajectory(word, trained, rng) for word in words]
-            batch = TrajectoryBatch.of(trajectories)
-            yield batch, build_prefix_tree(batch)
-
-
-def _words(rng: np.random.Generator, tokens: int, count: int, shared: float, vocab_size: int) -> list[np.ndarray]:
-    if shared >= 0:
-        trunk = rng.integers(0, vocab_size, int(tokens * shared))
-        own = max(2, int((tokens - trunk.size) / count))
-        return [np.concatenate([trunk, rng.integers(0, vocab_size, own)]) for _ in range(count)]
-    half = tokens // 2
-    trunk = rng.integers(0, vocab_size, half)
-    own = max(2, half // count)
-    places = np.linspace(half // (count + 1), half, count).astype(int)
-    return [np.concatenate([trunk[:place], rng.integers(0, vocab_size, own)]) for place in places]
-
-
-def _trajectory(word: np.ndarray, trained: float, rng: np.random.Generator) -> Trajectory:
-    mask = rng.random(word.size) < trained
-    mask[0], mask[-1] = False, True
-    return Trajectory.of(word, loss_mask=mask)
-
-
-def _executions(
-    batch: TrajectoryBatch, tree: PrefixTree, model: TreeModel, dimensions: ModelDimensions, max_tokens: int
-) -> dict[str, tuple[PackedLayout | FlatLayout, MicrobatchSize]]:
-    packed = pack(tree, batch, model.needs).to(model.device)
-    windows = dimensions.windows
-    size = size_of_tree(
-        tree, chunk_size=dimensions.chunk_size, windows=windows, loss_edges=packed.edges.target_E.numel()
-    )
-    # As many whole trajectories as the limit allows, so that flat microbatches are no larger than those on trees.
-    members = np.arange(max(1, min(batch.num_trajectories, max_tokens // int(batch.length_N.max()))))
-    flat = flat_layout(batch, members).to(model.device)
-    computed_N = np.full(members.size, flat.token_ids_NL.shape[1])
-    flat_size = size_of_flat(
-        computed_N,
-        has_linear_attention=dimensions.chunk_size is not None,
-        windows=windows,
-        loss_edges=flat.edges.target_E.numel(),
-    )
-    return {"tree": (packed, size), "flat": (flat, flat_size)}
-
-
-def _time(model: TreeModel, passes: list[tuple[PackedLayout | FlatLayout, MicrobatchSize]]) -> list[Sample]:
-    """The fastest of some passes of each microbatch, after one that is not timed.
-
-    The repetitions go over all microbatches in turn, so that a slow moment of the device does not fall on one of them.
-    """
-    seconds = [[_seconds(model, layout) for layout, _ in passes] for _ in range(REPEATS + 1)]
-    return [
-        Sample(size=size, seconds=min(times))
-        for (_, size), times in zip(passes, zip(*seconds[1:], strict=True), strict=True)
-    ]
-
-
-def _seconds(model: TreeModel, layout: PackedLayout | FlatLayout) -> float:
-    wait: Callable[[], None] = torch.cuda.synchronize if model.device.type == "cuda" else lambda: None
-    # One thread's own time leaves out what other jobs on a shared machine take.
-    alone = model.device.type == "cpu" and torch.get_num_threads() == 1
-    clock = time.process_time if alone else time.perf_counter
-    wait()
-    begin = clock()
-    logprob_E, _ = linear_logprobs(model.hidden_states(layout), model.head, layout.edges, logit_scale=model.logit_scale)
-    logprob_E.sum().backward()
-    wait()
-    seconds = clock() - begin
-    model.module.zero_grad()
-    return seconds
-
-
-def _saved_bytes(batch: TrajectoryBatch, tree: PrefixTree, model: TreeModel) -> tuple[int, int]:
-    """Tokens of a microbatch, and the bytes that autograd keeps for it."""
-    parameters = {p.untyped_storage().data_ptr() for p in model.module.parameters()}
-    kept: dict[int, int] = {}
-
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
-        storage = tensor.untyped_storage()
-        if storage.data_ptr() not in parameters:
-            kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
-
-    with saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden_TD = model.hidden_states(pack(tree, batch, model.needs).to(model.device))
-    return hidden_TD.shape[0], sum(kept.values())
 
 
 def _errors(calibration: Calibration) -> dict[str, float]:

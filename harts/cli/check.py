@@ -6,25 +6,24 @@ import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
-import torch
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
-from transformers import PreTrainedModel
 
-from harts.check import CheckReport, check_model
-from harts.check.differences import Differences
-from harts.check.run import STEPS
-from harts.check.synthetic import synthetic_rollouts
-from harts.cli.model_names import HELP, load_model
+from harts.cli.model_names import HELP
 from harts.cli.options import ReadingOptions, grouped_options
 from harts.data import Trajectory
 from harts.data.readers import GroupShape
-from harts.models.registry import find_family
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+    from harts.check import CheckReport
+    from harts.check.differences import Differences
 
 EPILOG = """
 \b
@@ -84,6 +83,10 @@ def check(
     Runs one step both ways and compares log-probs, logits, the gradient of every parameter and the outputs of every
     layer that mixes tokens.
     """
+    import torch
+
+    from harts.cli.load_model import load_model
+
     try:
         module = load_model(model, dtype=getattr(torch, dtype), device=device)
         report = _run(module, _rollouts(module, rollouts, reading), truth)
@@ -98,6 +101,9 @@ def check(
 
 
 def _run(model: PreTrainedModel, trajectories: list[Trajectory], truth: bool | None) -> CheckReport:
+    from harts.check import check_model
+    from harts.check.run import STEPS
+
     bar = Progress(
         TextColumn("{task.description:15}"),
         BarColumn(),
@@ -116,6 +122,9 @@ def _run(model: PreTrainedModel, trajectories: list[Trajectory], truth: bool | N
 
 
 def _rollouts(model: PreTrainedModel, rollouts: Rollouts, reading: ReadingOptions) -> list[Trajectory]:
+    from harts.check.synthetic import synthetic_rollouts
+    from harts.models.registry import find_family
+
     if rollouts.data == "synthetic":
         family = find_family(model.config)
         unit = family.layout_needs(model.config).chunk_size or 64

@@ -5,13 +5,14 @@ from __future__ import annotations
 import dataclasses
 import json
 from collections.abc import Sequence
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from harts.models.registry import ModelRow, model_table
+if TYPE_CHECKING:
+    from harts.models.registry import ModelRow
 
 EPILOG = """
 \b
@@ -33,6 +34,8 @@ def models(as_json: Json = False) -> None:
     The names are those of `model_type` in a configuration. Each kind of layer of a supported model runs on trees
     exactly: log-probs and gradients are those of training every trajectory alone.
     """
+    from harts.models.registry import model_table
+
     rows = model_table()
     if as_json:
         typer.echo(json.dumps([dataclasses.asdict(row) for row in rows]))

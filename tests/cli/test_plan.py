@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from harts.cli import calibrate as calibrate_module
+from harts.cli import measure
 from harts.cli.calibrate import calibrate
 from harts.cli.plan import plan
 from harts.data.readers import write_trajectories
@@ -125,7 +125,7 @@ def test_a_config_file_is_a_model(tmp_path: Path, example: Path):
 
 
 def test_a_calibration_is_stored_and_planned_with(tmp_path: Path, example: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(calibrate_module, "REPEATS", 1)
+    monkeypatch.setattr(measure, "REPEATS", 1)
     stored = tmp_path / "calibration.json"
     result = call(calibrate, "--model", "tiny:qwen3", "--max-tokens", 256, "--output", stored, "--json")
     assert result.exit_code == 0, result.output

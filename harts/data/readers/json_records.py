@@ -25,8 +25,8 @@ MAX_RECORD_BYTES = 1 << 30
 MAX_FIRST_LINE = 1 << 26
 SMALL_COPY = 1 << 20
 """Bytes of decompressed text that stay in memory instead of going to the disk."""
-# Compressed files up to this size are decompressed whenever a record is read by number.
-SMALL_FILE = 1 << 20
+KEPT_AFTER = 1 << 26
+"""Bytes decompressed to read records of one file by number, after which the decompressed copy is kept."""
 CHUNK = 1 << 20
 BOM = b"\xef\xbb\xbf"
 BLANK = b" \t\r\n,"
@@ -94,6 +94,7 @@ class JsonRecords:
         self._shared: dict[str, Any] = {}
         self._offsets, self._sizes, self._labels = array("q"), array("q"), array("q")
         self._unpacked: BinaryIO | None = None
+        self._decompressed = 0
 
     @property
     def position(self) -> int:
@@ -110,11 +111,13 @@ class JsonRecords:
                 yield self._item(label, data)
 
     def at(self, numbers: Iterable[int]) -> Iterator[JsonItem]:
-        """Records by their number in the last pass. A large compressed file is decompressed to disk once for that."""
+        """Records by their number in the last pass. A compressed file is decompressed for that, at most a few times."""
         access = self._unpacked or _random_access(self._source)
-        # Folders may hold more files than can be open at once.
-        if self._source.is_compressed and self.path.stat().st_size > SMALL_FILE:
-            self._unpacked = access
+        if self._source.is_compressed and self._unpacked is None:
+            # Folders may hold more files than can be open at once, so a copy is kept only where it saves much.
+            self._decompressed += access.tell()
+            if self._decompressed > KEPT_AFTER:
+                self._unpacked = access
         try:
             for number in numbers:
                 access.seek(self._offsets[number])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import pytest
 from hypothesis import given, settings
@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from harts.data.readers import json_records
 from harts.data.readers.json_records import JsonRecords
+from harts.data.readers.source import Source
 
 RECORDS = [{"a": 1, "s": 'x]"}\\'}, {"b": [1, {"c": [2]}]}, {"d": "é\u2028[", "e": {}}]
 MESSAGES = [{"role": "user", "content": "["}, {"role": "assistant", "content": "}"}]
@@ -55,6 +56,27 @@ def test_lines(tmp_path: Path, end: str, compress: bool):
     values, places = read_back(path)
     assert values == RECORDS
     assert places[1] == f", line {3 if end == chr(10) * 2 else 2}"
+
+
+def test_a_compressed_file_is_decompressed_a_few_times_however_many_records_are_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    text = "\n".join(map(json.dumps, RECORDS * 4)).encode()
+    path = tmp_path / "r.jsonl.gz"
+    path.write_bytes(gzip.compress(text))
+    opened: list[Path] = []
+    access = json_records._random_access
+
+    def counted(source: Source) -> BinaryIO:
+        opened.append(source.path)
+        return access(source)
+
+    monkeypatch.setattr(json_records, "_random_access", counted)
+    monkeypatch.setattr(json_records, "KEPT_AFTER", 3 * len(text))
+    records = JsonRecords(path)
+    items = list(records)
+    assert [next(records.at([number])).data for number in range(12)] == [item.data for item in items]
+    assert len(opened) == 4
 
 
 def test_lines_of_messages(tmp_path: Path):

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gzip
 import json
+import subprocess
+import sys
 import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
@@ -102,9 +104,11 @@ def test_200_mb(tmp_path: Path, row: Row, name: str):
 @pytest.mark.slow
 def test_ten_million_ids(tmp_path: Path):
     """As the benchmark of 10^9 does it: all numbers right, and no more memory than libraries take."""
-    from benchmarks.readers import measure
-
-    for row in measure(10**7, tmp_path):
-        # Importing PyTorch takes half a gigabyte.
-        assert float(str(row["peak memory, MB"])) < 700
-        assert float(str(row["CPU seconds"])) < 40
+    # Of its own: the peak that the system reports for a process begins with that of the process that started it.
+    command = [sys.executable, "-m", "benchmarks.readers", "--tokens", "1e7", "--folder", str(tmp_path)]
+    root = Path(__file__).resolve().parents[3]
+    ran = subprocess.run([*command, "--no-report", "--json"], cwd=root, capture_output=True, text=True, check=True)
+    for row in json.loads(ran.stdout)["runs"]:
+        # Libraries take 160 MB; PyTorch would take 300 more.
+        assert row["peak memory, MB"] < 300
+        assert row["CPU seconds"] < 20
