@@ -14,7 +14,7 @@ from harts.layout.flat import FlatLayout, flat_layout
 from harts.layout.packed import PackedLayout, pack
 from harts.models import TreeModel
 from harts.plan.plan import Plan, make_plan
-from harts.tree.prefix_tree import PrefixTree, build_prefix_tree
+from harts.tree.prefix_tree import PrefixTree, build_prefix_tree, tree_from_lcp
 
 Execution = Literal["tree", "flat"]
 
@@ -70,11 +70,20 @@ class StepMicrobatches:
                 continue
             members = np.array(microbatch.trajectories, dtype=np.int64)
             if not self.plan.sharing:
-                yield members, flat_layout(self.batch, members).to(model.device)
+                yield members, self._alone(model, members).to(model.device)
                 continue
             part = self.tree.restrict(members).largest_first()
             # The tree's order, which a plan made elsewhere need not keep: packed streams follow it.
             yield part.order_N, pack(part, self.batch, model.needs).to(model.device)
+
+    def _alone(self, model: TreeModel, members: NDArray[np.int64]) -> PackedLayout | FlatLayout:
+        """Trajectories that share nothing."""
+        if not model.needs.kernels.exact:
+            return flat_layout(self.batch, members)
+        # The model's own layers round elsewhere than those of trees, so exact mode runs the latter: each trajectory
+        # as a tree without branches.
+        chains = tree_from_lcp(members, self.batch.length_N[members], np.zeros_like(members))
+        return pack(chains, self.batch, model.needs)
 
 
 def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:

@@ -49,7 +49,8 @@ class StepResult:
     num_microbatches: int
     """Microbatches run."""
     num_rounds: int
-    """Largest number of linear-attention rounds over the microbatches; 0 without linear attention or if flat."""
+    """Largest number of linear-attention rounds over the microbatches; 0 without linear attention or if flat (in exact
+    mode 1)."""
     num_replayed: int
     """Tokens whose linear-attention state update was repeated, over all microbatches; 0 if flat."""
     router: RouterStatistics | None
@@ -157,13 +158,11 @@ def _logprobs(
     with_entropy: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Log-probs and, if asked for, entropies of a microbatch's trained tokens, trajectory after trajectory."""
-    logprob_E, entropy_E = linear_logprobs(
-        model.hidden_states(layout, recorder),
-        model.head,
-        layout.edges,
-        with_entropy=with_entropy,
-        logit_scale=model.logit_scale,
-    )
+    hidden_TD = model.hidden_states(layout, recorder)
+    with model.arithmetic():
+        logprob_E, entropy_E = linear_logprobs(
+            hidden_TD, model.head, layout.edges, with_entropy=with_entropy, logit_scale=model.logit_scale
+        )
     entropy_P = None if entropy_E is None else restore(entropy_E, layout.edges.edge_P)
     return restore(logprob_E, layout.edges.edge_P), entropy_P
 

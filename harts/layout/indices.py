@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from harts.layout.attention_blocks import AttentionBlocks, attention_blocks
+from harts.layout.attention_paths import AttentionPaths, attention_paths
 from harts.layout.blocks import QueryBlock, query_blocks
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.conv_index import ConvIndex, conv_index
@@ -87,6 +88,10 @@ class KernelIndices:
                 window=window,
             ),
         )
+
+    def attention_paths(self) -> AttentionPaths:
+        """Every path with its keys one after the other, for exact attention."""
+        return self._moved("attention_paths", lambda: attention_paths(self.subtree_end_T, self.position_T))
 
     def chunks(self) -> ChunkIndex:
         """Chunks by level, for linear attention in plain PyTorch."""

@@ -26,12 +26,14 @@ class Kernels:
     """fla with the tree's states in one launch, or plain PyTorch; short convolutions and row gathers go along."""
     deterministic: bool = False
     """Whether two runs must give equal gradients, bit for bit, on a GPU too."""
+    exact: bool = False
+    """Whether log-probs on trees and flat must be equal, bit for bit. Slow, for checking (docs/exactness.md)."""
 
     def __post_init__(self) -> None:
         """Check the names.
 
         Raises:
-            ValueError: If a kernel does not exist.
+            ValueError: If a kernel does not exist, or one was asked for that has no exact form.
         """
         for kind, asked, known in (
             ("attention", self.attention, ATTENTION_KERNELS),
@@ -39,3 +41,7 @@ class Kernels:
         ):
             if asked is not None and asked not in known:
                 raise ValueError(f"There is no {kind} kernel {asked!r}. Choose one of {', '.join(known)}, or None.")
+        if self.exact and self.attention == "flex":
+            raise ValueError(
+                'FlexAttention has no exact form. Use "flash4" or "sdpa", or None for the fastest that has one.'
+            )

@@ -7,6 +7,7 @@ keyword through the model's own forward, so checkpointing, hooks and autograd th
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
 import torch
@@ -16,6 +17,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 
 from harts.layers.moe.losses import RouterLosses
 from harts.layers.moe.recorder import RouterRecorder
+from harts.layers.one_arithmetic import one_arithmetic
 from harts.layout.flat import FlatLayout
 from harts.layout.kernels import Kernels
 from harts.layout.packed import LayoutNeeds, PackedLayout
@@ -109,7 +111,7 @@ class TreeModel:
         # A mask of four axes counts as prepared, which keeps transformers from building its own T x T one from the
         # positions; nothing reads it.
         prepared_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self.device)
-        with layout_must_arrive(self.unreached):
+        with self.arithmetic(), layout_must_arrive(self.unreached):
             output = decoder(
                 layout.token_ids_T[None],
                 position_ids=layout.position_T[None],
@@ -120,6 +122,10 @@ class TreeModel:
             )
         self.unreached.clear()
         return output.last_hidden_state[0]
+
+    def arithmetic(self) -> AbstractContextManager[object]:
+        """What runs its forward passes, and its LM head's: operators as they are, or one arithmetic for every row."""
+        return one_arithmetic(self.device) if self.needs.kernels.exact else nullcontext()
 
     def restore(self) -> PreTrainedModel:
         """Undo `prepare`. The handle must not be used afterwards."""
@@ -150,8 +156,8 @@ def prepare(
             head's will do then, so that a model that does not run on trees trains through the same step.
         router: Losses of the routers of a mixture of experts, and, without coefficients too, the request to count
             what they choose. None leaves them alone.
-        kernels: Which kernels to run on trees, and whether they must be deterministic. None takes the fastest that
-            can run; which ones is logged by `harts.layers`.
+        kernels: Which kernels to run on trees, and whether they must be deterministic or exact. None takes the
+            fastest that can run; which ones is logged by `harts.layers`.
 
     Raises:
         ValueError: If the model or one of its layers is not known to run on trees, or its routers are asked for and
@@ -165,7 +171,8 @@ def prepare(
             raise ValueError("Routers are known of models that run on trees only. Leave out flat_only, or router.")
         return _prepare_flat(causal_lm)
     family = find_family(causal_lm.config)
-    _check_model(causal_lm, family)
+    kernels = kernels or Kernels()
+    _check_model(causal_lm, family, kernels)
     routing = attach(causal_lm, family.routers)
     if router is not None and not routing.sites:
         raise ValueError(
@@ -175,7 +182,7 @@ def prepare(
     replaced = _replace_classes(causal_lm, family, has_routers=bool(routing.sites))
     causal_lm.set_attn_implementation(family.attention.tree_name)
     mixing = {*family.tree_classes.values(), *family.attention_classes}
-    needs = replace(family.layout_needs(causal_lm.config), replay=replay, kernels=kernels or Kernels())
+    needs = replace(family.layout_needs(causal_lm.config), replay=replay, kernels=kernels)
     return TreeModel(
         module=causal_lm,
         needs=needs,
@@ -232,7 +239,7 @@ def _replace_classes(
     return tuple(replaced)
 
 
-def _check_model(model: PreTrainedModel, family: Family) -> None:
+def _check_model(model: PreTrainedModel, family: Family, kernels: Kernels) -> None:
     config = model.config
     implementation, expected = config._attn_implementation, family.attention.implementation
     if implementation != expected:
@@ -247,6 +254,11 @@ def _check_model(model: PreTrainedModel, family: Family) -> None:
             "Load the model with that class."
         )
     check_modules(model, family)
+    if kernels.exact and config._experts_implementation not in (None, "eager"):
+        raise ValueError(
+            f"The experts run with {config._experts_implementation!r}, whose bits may depend on how many tokens each "
+            'has. For exact mode, call model.set_experts_implementation("eager").'
+        )
 
 
 def _cost(model: ModelDimensions) -> CostModel:

@@ -34,6 +34,8 @@ class AttentionNeeds:
     """Whether there are fewer key heads than query heads."""
     deterministic: bool = False
     """Whether two runs must give equal gradients, bit for bit."""
+    exact: bool = False
+    """Whether a token's output must have the bits that its trajectory gives alone."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -141,6 +143,8 @@ def _against_flash4(needs: AttentionNeeds, machine: Machine) -> str | None:
 
 
 def _against_flex(needs: AttentionNeeds, machine: Machine) -> str | None:
+    if needs.exact:
+        return "its bits depend on the tree. Leave out exact."
     if machine.capability is None:
         return f"FlexAttention has a backward pass on GPUs only, and this is {_name(machine)}. Use a GPU."
     if machine.capability < (8, 0):

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import functools
 import logging
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
 
 from harts.layers.tree_attention import sdpa
+from harts.layers.tree_attention.by_paths import tree_attention_by_paths
 from harts.layers.tree_attention.choice import AttentionNeeds, Choice, Machine, choose_kernel
 from harts.layout.packed import PackedLayout
 
@@ -38,8 +40,13 @@ def tree_attention(
         value_width=value_HTV.shape[-1],
         grouped=query_HTK.shape[0] != key_HTK.shape[0],
         deterministic=layout.needs.kernels.deterministic,
+        exact=layout.needs.kernels.exact,
     )
     kernel = _choice(needs, query_HTK.device, layout.needs.kernels.attention).kernel
+    if needs.exact:
+        exact = _flash4_exact() if kernel == "flash4" else tree_attention_by_paths
+        paths = layout.indices.attention_paths()
+        return exact(query_HTK, key_HTK, value_HTV, paths=paths, scale=scale, window=window, sink_H=sink_H)
     if kernel == "sdpa":
         return sdpa.tree_attention(
             query_HTK, key_HTK, value_HTV, layout=layout, scale=scale, window=window, sink_H=sink_H
@@ -62,6 +69,12 @@ def tree_attention(
         sink_H=sink_H,
         deterministic=needs.deterministic,
     )
+
+
+def _flash4_exact() -> Callable[..., Tensor]:
+    from harts.layers.tree_attention.exact import tree_attention_exact
+
+    return tree_attention_exact
 
 
 @functools.cache

@@ -66,7 +66,7 @@ class _TreeAttention(torch.autograd.Function):
         output = query.new_empty(*query.shape[:2], value.shape[2])
         for queries, keys, mask in _blocks(options):
             inputs = (query[:, queries], key[:, keys], value[:, keys], *sinks)
-            output[:, queries] = _attend(inputs, mask, options.scale)
+            output[:, queries] = attend(inputs, mask, options.scale)
         return output
 
     @staticmethod
@@ -81,7 +81,7 @@ class _TreeAttention(torch.autograd.Function):
             parts = (query[:, queries], key[:, keys], value[:, keys], *sinks)
             inputs = tuple(x.detach().requires_grad_() for x in parts)
             with torch.enable_grad():
-                output = _attend(inputs, mask, ctx.options.scale)
+                output = attend(inputs, mask, ctx.options.scale)
             grad_query[:, queries], block_key, block_value, *block_sinks = torch.autograd.grad(
                 output, inputs, grad[:, queries]
             )
@@ -107,7 +107,7 @@ def _blocks(options: _Options) -> Iterator[tuple[slice, Tensor | slice, Tensor]]
         yield queries, keys, mask
 
 
-def _attend(inputs: tuple[Tensor, ...], mask: Tensor, scale: float) -> Tensor:
+def attend(inputs: tuple[Tensor, ...], mask: Tensor, scale: float) -> Tensor:
     """Queries, keys, values and, if there is one, the sink of one block to its outputs."""
     query, key, value, *sinks = inputs
     if not sinks:
