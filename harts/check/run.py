@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 
 import numpy as np
@@ -15,6 +15,7 @@ from transformers import PreTrainedModel
 
 from harts.check.differences import Differences, differences
 from harts.check.leak import leaks
+from harts.check.own_layers import own_layers
 from harts.check.recording import Recording, mixing_layers, one_by_one, one_tree, padded_together, record
 from harts.check.report import CheckReport, build_report
 from harts.check.verdict import Compared
@@ -56,7 +57,7 @@ def check_model(
     is_float64 = next(model.parameters()).dtype is torch.float64
     wanted = not is_float64 and (_fits(model) if truth is None else truth)
     true_model = _in_float64(model) if wanted else None
-    with _precision(is_float64):
+    with _precision(model, is_float64):
         prepared = _prepare(model)
         kinds = mixing_layers(prepared)
         try:
@@ -65,7 +66,7 @@ def check_model(
             prepared.restore()
     if true_model is not None:
         progress("float64 truth")
-        with float64_throughout():
+        with own_layers(true_model), float64_throughout():
             recordings["float64 truth"] = record(_prepare(true_model), trajectories, one_by_one(batch), OBJECTIVE)
     compared = _compare(recordings, batch, prepared)
     return build_report(compared, recordings["tree"], batch, kinds, moved)
@@ -135,8 +136,12 @@ def _moved_weights(model: nn.Module) -> Iterator[None]:
                 p.copy_(before)
 
 
-def _precision(is_float64: bool) -> AbstractContextManager[object]:
-    return float64_throughout() if is_float64 else nullcontext()
+@contextmanager
+def _precision(model: PreTrainedModel, is_float64: bool) -> Iterator[None]:
+    """What layers call where libraries that transformers binds to them cannot run, and float64 without casts."""
+    layers = own_layers(model) if is_float64 or model.device.type == "cpu" else nullcontext()
+    with layers, float64_throughout() if is_float64 else nullcontext():
+        yield
 
 
 def _fits(model: PreTrainedModel) -> bool:

@@ -46,7 +46,7 @@ Data = Annotated[
     typer.Option("--data", metavar="PATH", help="Rollouts (token ids or message logs), or `synthetic`."),
 ]
 Dtype = Annotated[DtypeName, typer.Option("--dtype", help="Of the model's weights and of the computation.")]
-Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
+Device = Annotated[str | None, typer.Option("--device", help="cpu, cuda, cuda:1, ...; the first GPU, if there is one")]
 MaxTokens = Annotated[
     int, typer.Option("--max-tokens", min=16, help="Most tokens of all trajectories; the first that fit are taken.")
 ]
@@ -74,7 +74,7 @@ def check(
     rollouts: Rollouts,
     reading: ReadingOptions,
     dtype: Dtype = "float32",
-    device: Device = "cpu",
+    device: Device = None,
     truth: Truth = None,
     as_json: Json = False,
 ) -> None:
@@ -88,7 +88,8 @@ def check(
     from harts.cli.load_model import load_model
 
     try:
-        module = load_model(model, dtype=getattr(torch, dtype), device=device)
+        found = device or ("cuda" if torch.cuda.is_available() else "cpu")
+        module = load_model(model, dtype=getattr(torch, dtype), device=found)
         report = _run(module, _rollouts(module, rollouts, reading), truth)
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)

@@ -12,6 +12,7 @@ from harts.check import check_model
 from harts.check.run import STEPS
 from harts.check.synthetic import synthetic_rollouts
 from harts.layers.linear_attention import gated_delta_net
+from harts.layout.packed import PackedLayout
 from harts.layout.paths import TokenPaths
 from harts.models import attention
 from harts.models.tiny import tiny_model
@@ -43,13 +44,13 @@ def test_bfloat16_stands_beside_flats_own_error():
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 def test_a_convolution_that_reads_packed_neighbours_leaks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
-    def neighbours(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, ancestors_JT: Tensor) -> Tensor:
+    def neighbours(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, layout: PackedLayout) -> Tensor:
         taps = weight_DJ.shape[1]
         return torch.nn.functional.conv1d(
             x_TD.T[None], weight_DJ[:, None], bias_D, padding=taps - 1, groups=x_TD.shape[1]
         )[0, :, : x_TD.shape[0]].T
 
-    monkeypatch.setattr(gated_delta_net, "tree_short_conv", neighbours)
+    monkeypatch.setattr(gated_delta_net, "packed_short_conv", neighbours)
     report = check_model(tiny_model("qwen3_5_text", dtype=dtype), ROLLOUTS, truth=False)
     assert (report.verdict, report.leak, report.passed) == ("differs", True, False)
     leaking = {kind.name for kind in report.layer_kinds if kind.leaks}

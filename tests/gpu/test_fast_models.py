@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import harts
+from harts.check.own_layers import own_layers
 from harts.data import TrajectoryBatch
 from harts.layout.packed import pack
 from harts.models.tiny import tiny_model
@@ -67,7 +68,7 @@ def model_of(model_type: str, kernels: harts.Kernels | None, dtype: torch.dtype 
 def truth(model_type: str) -> tuple[Any, np.ndarray, dict[str, torch.Tensor]]:
     """Trajectories with the routes that all executions follow, log-probs and gradients in float64."""
     model = model_of(model_type, PYTORCH, torch.float64)
-    with float64_throughout():
+    with own_layers(model.module), float64_throughout():
         trajectories = follow_routes(model, trajectories_of(RICH))
         result = harts.train_step(model, trajectories, OBJECTIVE, execution="flat")
     return trajectories, result.logprobs_P, gradients(model.module)

@@ -38,8 +38,6 @@ class Shape:
 
 
 SHAPES = {
-    "64": Shape(64, 64, 4, 2),
-    "96": Shape(96, 96, 4, 2),
     "128": Shape(128, 128, 8, 2),
     "128_five_queries": Shape(128, 128, 5, 1),
     "mla": Shape(192, 128, 4, 4),
@@ -184,9 +182,7 @@ def test_flash4_on_trees(shape: str, tree: str):
     check("flash4", TREES[tree], inputs_of(SHAPES[shape], TREES[tree][0].size))
 
 
-@pytest.mark.parametrize(
-    ("shape", "window"), [(shape, None) for shape in SHAPES] + [("64", 100), ("mla", 100), ("256", 100)]
-)
+@pytest.mark.parametrize(("shape", "window"), [(shape, None) for shape in SHAPES] + [("mla", 100), ("256", 100)])
 def test_flash4_on_shapes(shape: str, window: int | None):
     check("flash4", TREES["bushy_1408"], inputs_of(SHAPES[shape], 1408), window=window)
 
@@ -197,7 +193,7 @@ def test_flash4_in_windows(tree: str, window: int):
     check("flash4", TREES[tree], inputs_of(SHAPES["128"], TREES[tree][0].size), window=window)
 
 
-@pytest.mark.parametrize(("shape", "window"), [("64", 128), ("256", None)])
+@pytest.mark.parametrize(("shape", "window"), [("128", 128), ("256", None)])
 def test_flash4_with_sinks(shape: str, window: int | None):
     check("flash4", TREES["bushy_1000"], inputs_of(SHAPES[shape], 1000, sinks=True), window=window)
 

@@ -44,7 +44,12 @@ class LinearNeeds:
 
 
 def linear_kernel(
-    x: Tensor, layout: PackedLayout, *, widths: tuple[int, int], channel_decay: bool = False
+    x: Tensor,
+    layout: PackedLayout,
+    *,
+    widths: tuple[int, int],
+    channel_decay: bool = False,
+    only_if_asked: str | None = None,
 ) -> LinearKernel:
     """The kernel for a layer.
 
@@ -53,6 +58,7 @@ def linear_kernel(
         layout: Of the tokens.
         widths: K and V of its heads.
         channel_decay: Whether its decays differ by key channel.
+        only_if_asked: Why the layer runs through PyTorch unless fla was asked for; None to prefer fla.
 
     Raises:
         ValueError: If the kernel asked for cannot run; the message names the fix.
@@ -64,15 +70,16 @@ def linear_kernel(
         channel_decay=channel_decay,
         replay=layout.needs.replay,
     )
-    return _choose(needs, layout.needs.kernels.linear_attention)
+    return _choose(needs, layout.needs.kernels.linear_attention, only_if_asked)
 
 
 @functools.cache
-def _choose(needs: LinearNeeds, asked: LinearKernel | None) -> LinearKernel:
+def _choose(needs: LinearNeeds, asked: LinearKernel | None, only_if_asked: str | None) -> LinearKernel:
     capability = torch.cuda.get_device_capability(needs.device) if needs.device.type == "cuda" else None
     obstacle = against_fla(needs, capability, {name: _installed(name) for name in ("fla-core", "triton", "tilelang")})
     if asked == "fla" and obstacle is not None:
         raise ValueError(f"fla was asked for linear attention but cannot run: {obstacle}")
+    obstacle = obstacle or only_if_asked
     kernel: LinearKernel = asked or ("fla" if obstacle is None else "torch")
     level = logging.WARNING if needs.device.type == "cuda" and kernel == "torch" else logging.INFO
     reason = "asked for" if asked is not None else obstacle or "the fastest"

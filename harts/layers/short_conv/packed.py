@@ -16,7 +16,8 @@ HALF = (torch.bfloat16, torch.float16)
 
 def packed_short_conv(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, layout: PackedLayout) -> Tensor:
     """`tree_short_conv` of a layout's tokens: in 16 bits on a GPU in one launch, if Triton is installed."""
-    if not (x_TD.is_cuda and x_TD.dtype in HALF and _has_triton() and weight_DJ.shape[1] > 1):
+    in_pytorch = layout.needs.kernels.linear_attention == "torch" or not (x_TD.is_cuda and x_TD.dtype in HALF)
+    if in_pytorch or not _has_triton() or weight_DJ.shape[1] < 2:
         return tree_short_conv(x_TD, weight_DJ, bias_D, layout.ancestors_JT)
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 

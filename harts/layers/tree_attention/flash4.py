@@ -36,8 +36,6 @@ class Tiles:
 
     forward: tuple[int, int]
     """Queries and keys of a tile of the forward pass; the forward block lists have the same blocks."""
-    probabilities_in_registers: bool = True
-    """Whether the second product of the forward pass reads its left operand from registers."""
     pack_gqa: bool = True
     """Whether the queries of a key head share a tile in the forward pass."""
     backward: interface.BwdConfig
@@ -130,17 +128,6 @@ def tiles_for(head_width: int, value_width: int) -> Tiles:
     _check_version()
     if problem := flash4_widths(head_width, value_width):
         raise ValueError(f'{problem} Use kernel "flex" for this model.')
-    if head_width <= 64:
-        return Tiles(
-            forward=(192, 128), backward=_backward(128, 128, stages=(2, 2, 2), layouts=(1, 2, 2)), backward_queries=128
-        )
-    if head_width <= 96:
-        return Tiles(
-            forward=(192, 128),
-            probabilities_in_registers=False,
-            backward=_backward(64, 128, stages=(2, 2, 2), single_group=True),
-            backward_queries=64,
-        )
     if head_width <= 128:
         return Tiles(forward=(128, 128), backward=_backward(64, 128, stages=(2, 2, 2)), backward_queries=128)
     if head_width <= 192:
@@ -164,7 +151,6 @@ def _backward(
     stages: tuple[int, int, int],
     swap: bool = True,
     layouts: tuple[int, int, int] = (1, 2, 1),
-    single_group: bool = False,
 ) -> interface.BwdConfig:
     """A backward tile whose score product (`swap`) or else whose key and value gradients have their operands swapped.
 
@@ -173,7 +159,6 @@ def _backward(
         stages: Buffers of queries, output gradients and probabilities.
         swap: Which of the two.
         layouts: Warp groups along the rows of the scores, of the key and value gradients, of the query gradient.
-        single_group: Whether one warp group computes the query gradient.
     """
     return interface.BwdConfig(
         m_block_size=queries,
@@ -187,7 +172,6 @@ def _backward(
         AtomLayoutMSdP=layouts[0],
         AtomLayoutNdKV=layouts[1],
         AtomLayoutMdQ=layouts[2],
-        dQ_single_wg=single_group,
     )
 
 
@@ -250,7 +234,7 @@ class _TreeAttention(torch.autograd.Function):
             value,
             softmax_scale=call.scale,
             tile_mn=tiles.forward,
-            mma_pv_is_rs=tiles.probabilities_in_registers,
+            mma_pv_is_rs=True,
             intra_wg_overlap=True,
             pack_gqa=tiles.pack_gqa and query.shape[2] > key.shape[2],
             return_lse=True,
