@@ -177,7 +177,39 @@ def trunk_first(plan: LaunchPlan, queue: NDArray[np.int64]) -> NDArray[np.int64]
     return np.concatenate([[longest], queue[queue != longest]])
 
 
-@dataclass(frozen=True, kw_only=True, slots=True, eq=False, weakref_slot=True)
+def trunk_first_pays(plan: LaunchPlan) -> bool:
+    """Whether the longest run is estimated to end sooner if it is taken up first, with half of the device.
+
+    Times are in chunks of a run whose programs fill half of the device. Taken up last, it starts when all other runs
+    have gone through the whole device. Taken up first, it can pass a state when the runs that hang on deeper ones and
+    on this one have gone through the other half: soon on a trunk with side branches all along, late on a prefix whose
+    branches all leave at its end.
+    """
+    chunks, start_slot = plan.chunks_of_run, plan.start_slot.tolist()
+    trunk = int(chunks.argmax())
+    run_G = np.repeat(np.arange(chunks.size), chunks)
+    published = np.flatnonzero(plan.slot_G >= 0)
+    run_of_slot = run_G[published].tolist()
+    level_of_slot = (published - (np.cumsum(chunks) - chunks)[run_G[published]]).tolist()
+    leaves_at = [0] * chunks.size  # chunk of the trunk before which each run, or what it hangs on, leaves it
+    waited_for = np.zeros(int(chunks[trunk]) + 1, dtype=np.int64)
+    for run, slot in enumerate(start_slot):  # runs come after those they start from
+        if slot < 0:
+            continue
+        source = run_of_slot[slot]
+        leaves_at[run] = level_of_slot[slot] if source == trunk else leaves_at[source]
+        waited_for[leaves_at[run]] += chunks[run]
+    waited_for[0] = 0  # of other trees: nothing waits for them
+    deeper = np.cumsum(waited_for[::-1])[::-1]
+    first = (deeper + np.arange(deeper.size))[deeper > 0].max(initial=int(chunks[trunk]))
+    last = (chunks.sum() - chunks[trunk]) / 2 + chunks[trunk]
+    return bool(first < last)
+
+
+_ON_THE_HOST = ("chunk_size", "cu_seqlens_cpu", "mean_parallel_runs", "trunk_first_pays")
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LaunchIndex:
     """A launch plan as the tensors that kernels read: built once a microbatch, used by all layers.
 
@@ -205,6 +237,8 @@ class LaunchIndex:
     """[runs] int32. The same for the backward pass."""
     trunk_first_queue: Tensor
     """[runs] int32. The same with the longest run first, which waits while it runs."""
+    trunk_first_pays: bool
+    """Whether that is estimated to be faster where its programs take no more than half of the device."""
     mean_parallel_runs: float
     """Chunks over those of the longest path: how many runs there is work for at a time."""
     slot_offsets: Tensor
@@ -224,7 +258,7 @@ class LaunchIndex:
 
     def to(self, device: torch.device) -> LaunchIndex:
         """The same on another device; `cu_seqlens_cpu` stays."""
-        names = [f.name for f in fields(self) if f.name not in ("chunk_size", "cu_seqlens_cpu", "mean_parallel_runs")]
+        names = [f.name for f in fields(self) if f.name not in _ON_THE_HOST]
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
@@ -249,6 +283,7 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
         forward_queue=_int32(forward_queue(plan)),
         backward_queue=_int32(queue),
         trunk_first_queue=_int32(trunk_first(plan, queue)),
+        trunk_first_pays=trunk_first_pays(plan),
         mean_parallel_runs=run_G.size / int(chunks.max()),
         slot_offsets=_int32(np.concatenate([[0], np.cumsum(counts)])),
         slot_runs=_int32(slot_runs if slot_runs.size else np.zeros(1, dtype=np.int64)),

@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harts.layout.launch import LaunchPlan, backward_queue, forward_queue, launch_index, plan_launch, trunk_first
+from harts.layout.launch import (
+    LaunchPlan,
+    backward_queue,
+    forward_queue,
+    launch_index,
+    plan_launch,
+    trunk_first,
+    trunk_first_pays,
+)
 from harts.layout.rounds import plan_runs
 from harts.tree import tree_from_lcp
 from tests.layout.building import prefixes_of, random_segments, tree_of, tree_of_segments
@@ -117,3 +125,14 @@ def test_without_branches() -> None:
 def test_chunk_size_must_be_positive() -> None:
     with pytest.raises(ValueError, match="Got chunk_size 0"):
         plan_launch(tree_of(EXAMPLE), 0)
+
+
+def test_a_trunk_goes_first_where_branches_leave_all_along_it() -> None:
+    """Not where it would wait for nearly everything at one place, nor where nothing leaves it."""
+    depths = [300 - 30 * i for i in range(10)]
+    along = tree_from_lcp(range(11), [320] + [depth + 30 for depth in depths], [0, *depths])
+    prefix = tree_from_lcp(range(12), [160] * 12, [0] + [128] * 11)
+    alone = tree_from_lcp([0], [320], [0])
+    forest = tree_from_lcp([0, 1], [320, 320], [0, 0])
+    found = [trunk_first_pays(plan_launch(tree, 1)) for tree in (along, prefix, alone, forest)]
+    assert found == [True, False, False, True]

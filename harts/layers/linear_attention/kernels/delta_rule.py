@@ -279,7 +279,7 @@ def tree_state_gradients(
     ticket, counts = ticket_and_flags(launch.num_slots * blocks, q.device)
     # Programs of one run may wait inside if they leave half of the device to those that they wait for.
     leaves_room = not triton.knobs.runtime.interpret and 2 * blocks <= _multiprocessors(q.device)
-    queue = launch.trunk_first_queue if leaves_room else launch.backward_queue
+    queue = launch.trunk_first_queue if leaves_room and launch.trunk_first_pays else launch.backward_queue
     _backward[(launch.num_runs * blocks,)](
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.cu_seqlens,
         launch.chunk_offsets, launch.start_slot, launch.slot_G, queue, launch.slot_offsets,
