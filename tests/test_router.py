@@ -31,6 +31,8 @@ from tests.test_plans import random_plan
 EXACT = 1e-10
 ANCHORS = ["qwen3_next", "deepseek_v3"]
 """A softmax router and one of sigmoids, groups and a bias."""
+ALL_FORMS = ("qwen3_next", "deepseek_v3", "gpt_oss")
+"""What runs with every form of the loss by default; others with one, and the rest is slow together."""
 BIASED = [name for name in MOE_TYPES if any(r.bias is not None for r in family_of_type(name)[1].routers.values())]
 SMALL = next(case for case in CASES if case.name == "branch_in_first_chunk")
 NAMED = {case.name: case for case in CASES}
@@ -100,8 +102,14 @@ def assert_step_equals_reference(
     return total
 
 
-@pytest.mark.parametrize("model_type", MOE_TYPES)
-@pytest.mark.parametrize("balance", FORMS)
+@pytest.mark.parametrize(
+    ("balance", "model_type"),
+    [
+        pytest.param(balance, name, marks=[] if balance == "sequence" or name in ALL_FORMS else [pytest.mark.slow])
+        for balance in FORMS
+        for name in MOE_TYPES
+    ],
+)
 def test_losses_loads_and_gradients_equal_training_each_trajectory_alone(balance: str, model_type: str):
     trajectories = trajectories_of(SMALL)
     plan = plan_of(trajectories, ranks=1, slots=1)
@@ -139,7 +147,10 @@ def test_flat_execution_is_the_reference_too(balance: str, model_type: str):
 
 
 @pytest.mark.parametrize("model_type", MOE_TYPES)
-@pytest.mark.parametrize("use_reentrant", [True, False], ids=["reentrant", "non_reentrant"])
+@pytest.mark.parametrize(
+    "use_reentrant",
+    [pytest.param(True, marks=pytest.mark.slow, id="reentrant"), pytest.param(False, id="non_reentrant")],
+)
 def test_activation_checkpointing_counts_nothing_twice(use_reentrant: bool, model_type: str):
     trajectories = trajectories_of(SMALL)
     plan = plan_of(trajectories, ranks=1, slots=2)
