@@ -74,7 +74,7 @@ def compiled_for_h200(kernel: Any, constants: dict[str, Any], *, num_warps: int,
         attrs=aligned,
     )
     compiled = triton.compile(source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps})
-    return _assembled(compiled.asm["ptx"])
+    return assembled(compiled.asm["ptx"])
 
 
 def _type_of(name: str, element: str) -> str:
@@ -87,7 +87,8 @@ def _type_of(name: str, element: str) -> str:
     return "*i32" if any(word in name for word in INDEX_WORDS) else f"*{element}"
 
 
-def _assembled(ptx: str) -> Compiled:
+def assembled(ptx: str) -> Compiled:
+    """What ptxas makes of a kernel's assembly."""
     import triton
 
     assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"

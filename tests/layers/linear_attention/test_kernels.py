@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import re
-import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tests.triton_checks import run_interpreted
+from tests.triton_checks import assembled, run_interpreted
 
 INTERPRETED = "tests/layers/linear_attention/interpreted_states.py"
 TYPES = {
@@ -23,7 +19,7 @@ TYPES = {
 }
 """Of arguments; all others are pointers to bfloat16."""
 MAX_SPILLED_BYTES = 150
-"""Stores, of a thread."""
+"""Stores and loads, of a thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -61,15 +57,12 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], *, num_warps: int, nu
     compiled = triton.compile(
         source, target=GPUTarget("cuda", 90, 32), options={"num_warps": num_warps, "num_stages": num_stages}
     )
-    ptx = compiled.asm["ptx"]
-    assembler = Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "ptxas"
-    command = [str(assembler), "-v", "-arch=sm_90a", "-o", os.devnull, "/dev/stdin"]
-    said = subprocess.run(command, input=ptx, capture_output=True, text=True, check=True).stderr
+    machine_code = assembled(compiled.asm["ptx"])
     found = Compiled(
-        registers=int(re.findall(r"Used (\d+) registers", said)[0]),
-        spilled_bytes=int(re.findall(r"(\d+) bytes spill stores", said)[0]),
+        registers=machine_code.registers,
+        spilled_bytes=machine_code.spilled_bytes,
         shared_bytes=compiled.metadata.shared,
-        pipelined="cp.async" in ptx,
+        pipelined=machine_code.has("cp.async"),
     )
     print(kernel.__name__, constants, found)  # noqa: T201 - shown by `pytest -rP`
     return found

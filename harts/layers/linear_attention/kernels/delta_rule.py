@@ -24,6 +24,7 @@ from torch import Tensor
 
 from harts.layers.linear_attention.kernels.queue import (
     LaunchShape,
+    add_gradients,
     padded,
     take_work,
     ticket_and_flags,
@@ -129,14 +130,9 @@ def _backward(
         if back > 0:
             slot = tl.load(slot_of_chunk + first_chunk + i + 1).to(tl.int64)
             if slot >= 0:
-                first = tl.load(slot_offsets + slot)
-                end = tl.load(slot_offsets + slot + 1)
-                while tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 0, sem="acquire") < end - first:
-                    pass
-                for j in range(first, end):
-                    other = tl.load(slot_runs + j).to(tl.int64)
-                    p_d = start_gradients + (other * HV + i_h) * K * V + tile
-                    b_dh += tl.load(p_d, mask=m_kv, other=0.0, cache_modifier=".cg")
+                count = counts + (slot * HV + i_h) * NV + i_v
+                p_d = start_gradients + i_h * K * V + tile
+                b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
         tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
 
         m_tk = m_t[:, None] & m_k[None, :]

@@ -39,6 +39,20 @@ def wait_for_all_threads(INTERPRETED: tl.constexpr):
         )
 
 
+@triton.jit
+def add_gradients(total, gradients, mask, stride, slot, slot_offsets, slot_runs, count):
+    """Wait for all runs that start from a slot, and add what they left, `stride` elements a run, in their order."""
+    first = tl.load(slot_offsets + slot)
+    end = tl.load(slot_offsets + slot + 1)
+    while tl.atomic_add(count, 0, sem="acquire") < end - first:
+        pass
+    for j in range(first, end):
+        run = tl.load(slot_runs + j).to(tl.int64)
+        # Past the first-level cache, which does not see what other multiprocessors write.
+        total += tl.load(gradients + run * stride, mask=mask, other=0.0, cache_modifier=".cg")
+    return total
+
+
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LaunchShape:
     """How work is cut and run; results do not depend on it."""
