@@ -70,7 +70,7 @@ def _shapes(name: str, direction: str, launches: dict[str, LaunchIndex]) -> Iter
 
 def _work(name: str, direction: str, launch: LaunchIndex) -> Callable[[], tuple[Tensor, ...]]:
     """One direction of the states' kernel, on numbers of the right sizes."""
-    num_rows = int(launch.cu_seqlens_cpu[-1])
+    num_rows = int(launch.cu_seqlens[-1])
     rows = {n: x[None].contiguous() for n, x in KINDS[name].streams(num_rows).items()}
     if name in ("gdn", "kda", "kda-bounded"):
         return _delta_work(rows, direction, launch)

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data.ragged import ranges
-from harts.layout.rounds import check_chunk_size, find_heirs, path_from
+from harts.layout.rounds import check_chunk_size, find_heirs, owners, path_from
 from harts.tree.prefix_tree import PrefixTree
 
 
@@ -105,10 +105,6 @@ def _lay_out(
     """Write out rows, run by run, and number the states that are handed over."""
     run, begin, size, owned = slices[np.argsort(slices[:, 0], kind="stable")].T
     token_R = ranges(begin, size)
-    owned_R = np.flatnonzero(np.repeat(owned, size))
-    owner_T = np.full(owned_R.size, -1, dtype=np.int64)
-    owner_T[token_R[owned_R]] = owned_R
-    assert (owner_T >= 0).all(), "every packed token has one owner"
     run_offsets = np.zeros(first_depth.size + 1, dtype=np.int64)
     np.cumsum(np.bincount(run, weights=size, minlength=first_depth.size).astype(np.int64), out=run_offsets[1:])
     chunks = -(-np.diff(run_offsets) // chunk_size)
@@ -125,7 +121,7 @@ def _lay_out(
     return LaunchPlan(
         chunk_size=chunk_size,
         token_R=token_R,
-        owner_T=owner_T,
+        owner_T=owners(token_R, np.repeat(owned, size)),
         run_offsets=run_offsets,
         start_slot=start_slot,
         slot_G=slot_G,
@@ -140,11 +136,7 @@ def forward_queue(plan: LaunchPlan) -> NDArray[np.int64]:
 def backward_queue(plan: LaunchPlan) -> NDArray[np.int64]:
     """[runs] int64. Runs behind all that start inside them; of those left, the one that ends deepest goes first."""
     chunks, start_slot = plan.chunks_of_run, plan.start_slot.tolist()
-    run_G = np.repeat(np.arange(chunks.size), chunks)
-    first_G = np.cumsum(chunks) - chunks
-    published = np.flatnonzero(plan.slot_G >= 0)  # in the order of slots
-    run_of_slot = run_G[published].tolist()
-    level_of_slot = (published - first_G[run_G[published]]).tolist()
+    run_of_slot, level_of_slot = _sources(plan)
     ends = chunks.tolist()  # chunks on the path to the end of each run
     waiting_for = [0] * len(ends)
     for run, slot in enumerate(start_slot):  # runs come after those they start from
@@ -167,6 +159,14 @@ def backward_queue(plan: LaunchPlan) -> NDArray[np.int64]:
     return np.array(queue, dtype=np.int64)
 
 
+def _sources(plan: LaunchPlan) -> tuple[list[int], list[int]]:
+    """The run that publishes each slot, and how many of its chunks come before."""
+    chunks = plan.chunks_of_run
+    published = np.flatnonzero(plan.slot_G >= 0)  # in the order of slots
+    run = np.repeat(np.arange(chunks.size), chunks)[published]
+    return run.tolist(), (published - (np.cumsum(chunks) - chunks)[run]).tolist()
+
+
 def trunk_first(plan: LaunchPlan, queue: NDArray[np.int64]) -> NDArray[np.int64]:
     """[runs] int64. A backward queue with the longest run taken up at once.
 
@@ -187,10 +187,7 @@ def trunk_first_pays(plan: LaunchPlan) -> bool:
     """
     chunks, start_slot = plan.chunks_of_run, plan.start_slot.tolist()
     trunk = int(chunks.argmax())
-    run_G = np.repeat(np.arange(chunks.size), chunks)
-    published = np.flatnonzero(plan.slot_G >= 0)
-    run_of_slot = run_G[published].tolist()
-    level_of_slot = (published - (np.cumsum(chunks) - chunks)[run_G[published]]).tolist()
+    run_of_slot, level_of_slot = _sources(plan)
     leaves_at = [0] * chunks.size  # chunk of the trunk before which each run, or what it hangs on, leaves it
     waited_for = np.zeros(int(chunks[trunk]) + 1, dtype=np.int64)
     for run, slot in enumerate(start_slot):  # runs come after those they start from
@@ -206,25 +203,22 @@ def trunk_first_pays(plan: LaunchPlan) -> bool:
     return bool(first < last)
 
 
-_ON_THE_HOST = ("chunk_size", "cu_seqlens_cpu", "mean_parallel_runs", "trunk_first_pays")
+_ON_THE_HOST = ("chunk_size", "mean_parallel_runs", "trunk_first_pays")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class LaunchIndex:
     """A launch plan as the tensors that kernels read: built once a microbatch, used by all layers.
 
-    Kernels of fla see runs as packed sequences. `cu_seqlens` must be handed to them as the very tensor of this object:
-    it is how the recurrence finds the tree again, in the backward pass too.
+    Kernels of fla see runs as packed sequences.
     """
 
     chunk_size: int
     """C, tokens of a chunk."""
     cu_seqlens: Tensor
     """[runs + 1] int64, on the device. `run_offsets` of the plan."""
-    cu_seqlens_cpu: Tensor
-    """[runs + 1] int64, on the CPU: fla sizes its grids from it without waiting for the device."""
     chunk_indices: Tensor
-    """[G, 2] int64. Run of each chunk, and its number in the run: fla's form."""
+    """[G, 2] int64. Run of each chunk, and its number in the run: what fla would wait for the device to work out."""
     chunk_offsets: Tensor
     """[runs + 1] int64. Chunks of run `r` are `chunk_offsets[r]:chunk_offsets[r + 1]`."""
     start_slot: Tensor
@@ -257,7 +251,7 @@ class LaunchIndex:
         return self.slot_offsets.numel() - 1
 
     def to(self, device: torch.device) -> LaunchIndex:
-        """The same on another device; `cu_seqlens_cpu` stays."""
+        """The same on another device."""
         names = [f.name for f in fields(self) if f.name not in _ON_THE_HOST]
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
@@ -270,12 +264,10 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
     waiting = np.flatnonzero(plan.start_slot >= 0)
     slot_runs = waiting[np.argsort(plan.start_slot[waiting], kind="stable")]
     counts = np.bincount(plan.start_slot[waiting], minlength=plan.num_slots)
-    run_offsets = torch.from_numpy(plan.run_offsets)
     queue = backward_queue(plan)
     return LaunchIndex(
         chunk_size=plan.chunk_size,
-        cu_seqlens=run_offsets,
-        cu_seqlens_cpu=run_offsets,
+        cu_seqlens=torch.from_numpy(plan.run_offsets),
         chunk_indices=torch.from_numpy(np.stack([run_G, np.arange(run_G.size) - chunk_offsets[run_G]], axis=1)),
         chunk_offsets=torch.from_numpy(chunk_offsets),
         start_slot=_int32(plan.start_slot),

@@ -240,17 +240,22 @@ def _lay_out(draft: _Draft, round_of_run: NDArray[np.int64], chunk_size: int) ->
     slices = draft.slices[np.argsort(place[draft.slices[:, 0]], kind="stable")]
     run, begin, size, owned = slices.T
     token_R = ranges(begin, size)
-    owned_R = np.flatnonzero(np.repeat(owned, size))
-    owner_T = np.full(owned_R.size, -1, dtype=np.int64)
-    owner_T[token_R[owned_R]] = owned_R
-    assert (owner_T >= 0).all(), "every packed token has one owner"
     rows = np.bincount(np.repeat(place[run], size), minlength=order.size)
     parent = np.array(draft.parent_of_run, dtype=np.int64)[order]
     return RunPlan(
         chunk_size=chunk_size,
         token_R=token_R,
-        owner_T=owner_T,
+        owner_T=owners(token_R, np.repeat(owned, size)),
         run_offsets=np.concatenate([[0], np.cumsum(rows)]),
         run_parent=np.where(parent >= 0, place[parent], -1),
         run_round=round_of_run[order],
     )
+
+
+def owners(token_R: NDArray[np.int64], owned_R: NDArray[np.int64]) -> NDArray[np.int64]:
+    """[T] the row that owns each packed token, from the token of each row and whether the row owns it (0: a replay)."""
+    rows = np.flatnonzero(owned_R)
+    owner_T = np.full(rows.size, -1, dtype=np.int64)
+    owner_T[token_R[rows]] = rows
+    assert (owner_T >= 0).all(), "every packed token has one owner"
+    return owner_T

@@ -7,13 +7,13 @@ This file is the definition; half-precision heads on a GPU with Triton take the 
 
 from __future__ import annotations
 
-import importlib.util
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from harts.layers.capability import takes_triton
 from harts.layers.gather import gather_rows
 from harts.layout.edges import LossEdges
 
@@ -66,13 +66,7 @@ def linear_logprobs(
 
 
 def _has_kernels(hidden: Tensor, weight: Tensor) -> bool:
-    return (
-        hidden.is_cuda
-        and hidden.dtype == weight.dtype
-        and hidden.dtype in (torch.bfloat16, torch.float16)
-        and hidden.shape[0] > 0
-        and importlib.util.find_spec("triton") is not None
-    )
+    return takes_triton(hidden) and hidden.dtype == weight.dtype and hidden.shape[0] > 0
 
 
 def _log_softmax(hidden: Tensor, weight: Tensor, bias: Tensor | None, temperature: Tensor) -> Tensor:

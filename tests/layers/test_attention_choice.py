@@ -60,7 +60,7 @@ def test_what_cannot_run_is_refused(asked: str, machine: Machine, message: str):
         choose_kernel(NEEDS, machine, asked=asked)
 
 
-@pytest.mark.parametrize("asked", choice.KERNELS)
+@pytest.mark.parametrize("asked", choice.ATTENTION_KERNELS)
 def test_what_can_run_is_taken_as_asked(asked: str):
     assert choose_kernel(NEEDS, HOPPER, asked=asked).kernel == asked
 

@@ -11,17 +11,16 @@ import logging
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 
 import torch
 from torch import Tensor
 
+from harts.layers.capability import HALF, installed
 from harts.layout.kernels import LinearKernel
 from harts.layout.packed import PackedLayout
 
 FLA_VERSION = "0.6"
 """Of fla-core, whose functions and registry `fla_backend.py` calls."""
-HALF = (torch.bfloat16, torch.float16)
 MAX_KEY_WIDTH = 256
 WIDTH_STEP = 16
 """Of the matrix instructions."""
@@ -76,7 +75,7 @@ def linear_kernel(
 @functools.cache
 def _choose(needs: LinearNeeds, asked: LinearKernel | None, only_if_asked: str | None) -> LinearKernel:
     capability = torch.cuda.get_device_capability(needs.device) if needs.device.type == "cuda" else None
-    obstacle = against_fla(needs, capability, {name: _installed(name) for name in ("fla-core", "triton", "tilelang")})
+    obstacle = against_fla(needs, capability, {name: installed(name) for name in ("fla-core", "triton", "tilelang")})
     if asked == "fla" and obstacle is not None:
         raise ValueError(f"fla was asked for linear attention but cannot run: {obstacle}")
     obstacle = obstacle or only_if_asked
@@ -99,10 +98,10 @@ def against_fla(
     """
     if capability is None:
         return f'its kernels run on NVIDIA GPUs, and the layer is on "{needs.device.type}". Move the model to a GPU.'
-    installed, triton = versions["fla-core"], versions["triton"]
-    if installed is None or not installed.startswith(f"{FLA_VERSION}."):
+    fla, triton = versions["fla-core"], versions["triton"]
+    if fla is None or not fla.startswith(f"{FLA_VERSION}."):
         return (
-            f"it needs fla-core {FLA_VERSION}, and {installed or 'none'} is installed. "
+            f"it needs fla-core {FLA_VERSION}, and {fla or 'none'} is installed. "
             f'Run `pip install "fla-core=={FLA_VERSION}.*"`.'
         )
     if needs.dtype not in HALF:
@@ -119,13 +118,6 @@ def against_fla(
     if refused and not needs.channel_decay and versions["tilelang"] is None:
         return f"on Hopper with Triton {triton} its backward pass needs TileLang. Run `pip install tilelang`."
     return None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _numbers(name: str) -> tuple[int, ...]:

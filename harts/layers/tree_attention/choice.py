@@ -8,16 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
-from typing import Literal
 
 import torch
 
-Kernel = Literal["flash4", "flex", "sdpa"]
-KERNELS: tuple[Kernel, ...] = ("flash4", "flex", "sdpa")
+from harts.layers.capability import HALF, installed
+from harts.layout.kernels import ATTENTION_KERNELS, AttentionKernel
+
 FLASH_ATTENTION_VERSION = "4.0.0b36"
 """Of flash-attn-4, the one version whose inner functions and tiles `flash4.py` knows."""
-HALF = (torch.bfloat16, torch.float16)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,16 +50,11 @@ class Machine:
     @classmethod
     def of(cls, device: torch.device) -> Machine:
         """The machine that `device` belongs to."""
-        versions = {}
-        for package in ("flash-attn-4", "triton"):
-            try:
-                versions[package] = version(package)
-            except PackageNotFoundError:
-                continue
+        versions = {package: installed(package) for package in ("flash-attn-4", "triton")}
         return cls(
             device_type=device.type,
             capability=torch.cuda.get_device_capability(device) if device.type == "cuda" else None,
-            versions=versions,
+            versions={package: found for package, found in versions.items() if found is not None},
         )
 
 
@@ -69,7 +62,7 @@ class Machine:
 class Choice:
     """A kernel and why."""
 
-    kernel: Kernel
+    kernel: AttentionKernel
     """Name of the module in `harts/layers/tree_attention`."""
     reason: str
     """One sentence for logs."""
@@ -83,7 +76,7 @@ def choose_kernel(needs: AttentionNeeds, machine: Machine, *, asked: str | None 
     Args:
         needs: Of the model.
         machine: Where it runs.
-        asked: A name from `KERNELS` if the caller wants that one and no other.
+        asked: A name from `ATTENTION_KERNELS` if the caller wants that one and no other.
 
     Raises:
         ValueError: If the kernel asked for does not exist or cannot run; the message names the fix.
@@ -93,23 +86,23 @@ def choose_kernel(needs: AttentionNeeds, machine: Machine, *, asked: str | None 
         >>> choose_kernel(needs, Machine(device_type="cpu", capability=None, versions={})).kernel
         'sdpa'
     """
-    obstacles: dict[Kernel, str | None] = {
+    obstacles: dict[AttentionKernel, str | None] = {
         "flash4": _against_flash4(needs, machine),
         "flex": _against_flex(needs, machine),
         "sdpa": None,
     }
     if asked is not None:
-        names: tuple[str, ...] = KERNELS
+        names: tuple[str, ...] = ATTENTION_KERNELS
         if asked not in names:
-            raise ValueError(f"There is no attention kernel {asked!r}; expected one of {', '.join(KERNELS)}.")
-        named = KERNELS[names.index(asked)]
+            raise ValueError(f"There is no attention kernel {asked!r}; expected one of {', '.join(ATTENTION_KERNELS)}.")
+        named = ATTENTION_KERNELS[names.index(asked)]
         if obstacle := obstacles[named]:
             raise ValueError(f"The attention kernel {asked!r} was asked for but cannot run: {obstacle}")
         return Choice(kernel=named, reason="asked for")
     if needs.deterministic and obstacles["flex"] is None:
         return Choice(kernel="flex", reason="adds up gradients in a fixed order without visiting every block")
-    able: list[Kernel] = [kernel for kernel in KERNELS if obstacles[kernel] is None]
-    passed = [f"not {name}: {obstacles[name]}" for name in KERNELS[: KERNELS.index(able[0])]]
+    able: list[AttentionKernel] = [kernel for kernel in ATTENTION_KERNELS if obstacles[kernel] is None]
+    passed = [f"not {name}: {obstacles[name]}" for name in ATTENTION_KERNELS[: ATTENTION_KERNELS.index(able[0])]]
     return Choice(kernel=able[0], reason=" ".join(passed) or "the fastest")
 
 
@@ -117,7 +110,7 @@ def flash4_widths(head_width: int, value_width: int) -> str | None:
     """Why FlashAttention-4 does not take these head widths, None if it does."""
     if head_width in (128, 192, 256) and value_width % 8 == 0 and 8 <= value_width <= head_width:
         return None
-    # Models with heads of 64 had right outputs and wrong gradients on an H200 (docs/kernels.md).
+    # Models with heads of 64 had right outputs and wrong gradients on an H200 (benchmarks/reports/layers.md).
     return (
         f"FlashAttention-4 is checked on trees for keys of 128, 192 and 256 channels and values no wider, not for head "
         f"widths {head_width} (keys) and {value_width} (values)."
@@ -127,10 +120,10 @@ def flash4_widths(head_width: int, value_width: int) -> str | None:
 def _against_flash4(needs: AttentionNeeds, machine: Machine) -> str | None:
     if machine.capability is None or machine.capability[0] != 9:
         return f"it is tuned for Hopper (compute capability 9), and this is {_name(machine)}. Use a Hopper GPU."
-    installed = machine.versions.get("flash-attn-4")
-    if installed != FLASH_ATTENTION_VERSION:
+    found = machine.versions.get("flash-attn-4")
+    if found != FLASH_ATTENTION_VERSION:
         return (
-            f"it needs flash-attn-4 {FLASH_ATTENTION_VERSION}, and {installed or 'none'} is installed. "
+            f"it needs flash-attn-4 {FLASH_ATTENTION_VERSION}, and {found or 'none'} is installed. "
             f"Run `pip install flash-attn-4=={FLASH_ATTENTION_VERSION}`."
         )
     if needs.dtype not in HALF:
