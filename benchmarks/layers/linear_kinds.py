@@ -15,7 +15,7 @@ from fla.ops.simple_gla import chunk_simple_gla
 from torch import Tensor
 
 from harts.layers.linear_attention.by_rounds import PublicKernel, linear_attention_by_rounds
-from harts.layers.linear_attention.fla_backend import tree_delta_rule
+from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
 from harts.layers.linear_attention.fla_simple_gla import tree_simple_gla
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.ssd import SSDInputs

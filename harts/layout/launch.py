@@ -219,18 +219,14 @@ class LaunchIndex:
     """[runs + 1] int64, on the device. `run_offsets` of the plan."""
     chunk_indices: Tensor
     """[G, 2] int64. Run of each chunk, and its number in the run: what fla would wait for the device to work out."""
-    chunk_offsets: Tensor
-    """[runs + 1] int64. Chunks of run `r` are `chunk_offsets[r]:chunk_offsets[r + 1]`."""
-    start_slot: Tensor
-    """[runs] int32. As in the plan."""
     slot_G: Tensor
     """[G] int32. As in the plan."""
     forward_queue: Tensor
-    """[runs] int32. In which order runs are taken up."""
+    """[runs, 5] int64, in the order in which runs are taken up: run, first row, rows, first chunk, start slot or -1."""
     backward_queue: Tensor
-    """[runs] int32. The same for the backward pass."""
+    """[runs, 5] int64. The same for the backward pass."""
     trunk_first_queue: Tensor
-    """[runs] int32. The same with the longest run first, which waits while it runs."""
+    """[runs, 5] int64. The same with the longest run first, which waits while it runs."""
     trunk_first_pays: bool
     """Whether that is estimated to be faster where its programs take no more than half of the device."""
     mean_parallel_runs: float
@@ -243,7 +239,7 @@ class LaunchIndex:
     @property
     def num_runs(self) -> int:
         """Sequences of the call."""
-        return self.start_slot.numel()
+        return self.cu_seqlens.numel() - 1
 
     @property
     def num_slots(self) -> int:
@@ -265,16 +261,18 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
     slot_runs = waiting[np.argsort(plan.start_slot[waiting], kind="stable")]
     counts = np.bincount(plan.start_slot[waiting], minlength=plan.num_slots)
     queue = backward_queue(plan)
+    offsets = plan.run_offsets
+    runs = np.stack(
+        [np.arange(chunks.size), offsets[:-1], np.diff(offsets), chunk_offsets[:-1], plan.start_slot], axis=1
+    )
     return LaunchIndex(
         chunk_size=plan.chunk_size,
         cu_seqlens=torch.from_numpy(plan.run_offsets),
         chunk_indices=torch.from_numpy(np.stack([run_G, np.arange(run_G.size) - chunk_offsets[run_G]], axis=1)),
-        chunk_offsets=torch.from_numpy(chunk_offsets),
-        start_slot=_int32(plan.start_slot),
         slot_G=_int32(plan.slot_G),
-        forward_queue=_int32(forward_queue(plan)),
-        backward_queue=_int32(queue),
-        trunk_first_queue=_int32(trunk_first(plan, queue)),
+        forward_queue=torch.from_numpy(runs[forward_queue(plan)]),
+        backward_queue=torch.from_numpy(runs[queue]),
+        trunk_first_queue=torch.from_numpy(runs[trunk_first(plan, queue)]),
         trunk_first_pays=trunk_first_pays(plan),
         mean_parallel_runs=run_G.size / int(chunks.max()),
         slot_offsets=_int32(np.concatenate([[0], np.cumsum(counts)])),

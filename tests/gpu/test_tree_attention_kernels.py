@@ -38,6 +38,7 @@ class Shape:
 
 
 SHAPES = {
+    "64": Shape(64, 64, 8, 2),
     "128": Shape(128, 128, 8, 2),
     "128_five_queries": Shape(128, 128, 5, 1),
     "mla": Shape(192, 128, 4, 4),
@@ -176,7 +177,7 @@ def poisoned_memory() -> Iterator[None]:
 @pytest.mark.parametrize(
     ("shape", "tree"),
     [("128", tree) for tree in TREES]
-    + [(shape, tree) for shape in ("mla", "256") for tree in ("path_1", "bushy_1408", "caterpillar")],
+    + [(shape, tree) for shape in ("64", "mla", "256") for tree in ("path_1", "bushy_1408", "caterpillar")],
 )
 def test_flash4_on_trees(shape: str, tree: str):
     check("flash4", TREES[tree], inputs_of(SHAPES[shape], TREES[tree][0].size))
@@ -193,7 +194,7 @@ def test_flash4_in_windows(tree: str, window: int):
     check("flash4", TREES[tree], inputs_of(SHAPES["128"], TREES[tree][0].size), window=window)
 
 
-@pytest.mark.parametrize(("shape", "window"), [("128", 128), ("256", None)])
+@pytest.mark.parametrize(("shape", "window"), [("64", 128), ("128", 128), ("256", None)])
 def test_flash4_with_sinks(shape: str, window: int | None):
     check("flash4", TREES["bushy_1000"], inputs_of(SHAPES[shape], 1000, sinks=True), window=window)
 

@@ -15,8 +15,8 @@ from harts.tree import build_prefix_tree
 from tests.cases import CASES, trajectories_of
 
 HOPPER = (9, 0)
-INSTALLED = {"fla-core": "0.6.0", "triton": "3.6.0", "tilelang": "0.1.15"}
-NEEDS = LinearNeeds(device=torch.device("cuda"), dtype=torch.bfloat16, widths=(128, 128), channel_decay=False)
+INSTALLED = "0.6.0"
+NEEDS = LinearNeeds(device=torch.device("cuda"), dtype=torch.bfloat16, widths=(128, 128))
 
 
 def test_runs_where_all_is_there() -> None:
@@ -24,32 +24,21 @@ def test_runs_where_all_is_there() -> None:
 
 
 @pytest.mark.parametrize(
-    ("needs", "capability", "versions", "message"),
+    ("needs", "capability", "fla", "message"),
     [
         (NEEDS, None, INSTALLED, "Move the model to a GPU"),
-        (NEEDS, HOPPER, INSTALLED | {"fla-core": None}, "none is installed"),
-        (NEEDS, HOPPER, INSTALLED | {"fla-core": "0.7.1"}, "0.7.1 is installed"),
-        (NEEDS, HOPPER, INSTALLED | {"fla-core": "0.60.0"}, "0.60.0 is installed"),
+        (NEEDS, HOPPER, None, "none is installed"),
+        (NEEDS, HOPPER, "0.7.1", "0.7.1 is installed"),
+        (NEEDS, HOPPER, "0.60.0", "0.60.0 is installed"),
         (replace(NEEDS, dtype=torch.float32), HOPPER, INSTALLED, "float32"),
         (replace(NEEDS, widths=(512, 128)), HOPPER, INSTALLED, "up to 256"),
         (replace(NEEDS, widths=(128, 100)), HOPPER, INSTALLED, "multiples of 16"),
         (replace(NEEDS, replay=False), HOPPER, INSTALLED, "replay=False"),
-        (NEEDS, HOPPER, INSTALLED | {"tilelang": None}, "pip install tilelang"),
     ],
 )
-def test_obstacles(needs: LinearNeeds, capability: tuple[int, int], versions: dict[str, str], message: str) -> None:
-    obstacle = against_fla(needs, capability, versions)
+def test_obstacles(needs: LinearNeeds, capability: tuple[int, int], fla: str | None, message: str) -> None:
+    obstacle = against_fla(needs, capability, fla)
     assert obstacle is not None and message in obstacle
-
-
-@pytest.mark.parametrize(
-    ("needs", "capability", "triton"),
-    [(replace(NEEDS, channel_decay=True), HOPPER, "3.6.0"), (NEEDS, (8, 0), "3.6.0"), (NEEDS, HOPPER, "3.7.1")],
-)
-def test_tilelang_is_needed_on_hopper_for_one_decay_a_head(
-    needs: LinearNeeds, capability: tuple[int, int], triton: str
-) -> None:
-    assert against_fla(needs, capability, INSTALLED | {"tilelang": None, "triton": triton}) is None
 
 
 def layout_for(kernels: Kernels) -> PackedLayout:

@@ -100,10 +100,11 @@ def test_index_of_a_launch() -> None:
     """Runs that start from one slot are listed together, in ascending order."""
     index = launch_index(plan_launch(tree_of(EXAMPLE), 2))
     assert index.slot_offsets.tolist() == [0, 2] and index.slot_runs.tolist() == [1, 2]
-    assert index.chunk_offsets.tolist() == [0, 3, 4, 5]
     assert index.chunk_indices.tolist() == [[0, 0], [0, 1], [0, 2], [1, 0], [2, 0]]
     assert index.num_runs == 3 and index.num_slots == 1
-    assert index.backward_queue.tolist() == [1, 2, 0] and index.trunk_first_queue.tolist() == [0, 1, 2]
+    assert index.backward_queue[:, 0].tolist() == [1, 2, 0] and index.trunk_first_queue[:, 0].tolist() == [0, 1, 2]
+    # Run, first row, rows, first chunk, start slot.
+    assert index.forward_queue.tolist() == [[0, 0, 5, 0, -1], [1, 5, 2, 3, 0], [2, 7, 2, 4, 0]]
     assert index.mean_parallel_runs == 5 / 3
 
 

@@ -1,7 +1,8 @@
 """Linear attention with scalar decays on a whole tree through fla's kernels: lightning attention and Mamba2's SSD.
 
-fla's `chunk_simple_gla` is four kernels. Three are parallel over chunks and are called here as they are; the states
-between chunks follow the tree (`kernels/decay_states.py`). SSD is the same recurrence under other names: queries `C`,
+fla's `chunk_simple_gla` is four kernels. Two are parallel over chunks and are called here as they are; the states
+between chunks follow the tree (`kernels/decay_states.py`), and gradients inside chunks are ours
+(`kernels/chunk_gradients.py`). SSD is the same recurrence under other names: queries `C`,
 keys `B`, values `x * dt`, log-decays `A * dt`, and a skip term.
 
 What fla cannot do, and where a layer runs through PyTorch instead (`ssd.py`, `lightning.py`):
@@ -10,9 +11,6 @@ What fla cannot do, and where a layer runs through PyTorch instead (`ssd.py`, `l
   the tree as on each path alone. Bits are those of fla on the path, not those of another library's kernel.
 - float32: its products would be taken in tf32.
 - Decays rounded to 16 bits, which a bfloat16 MiniMax multiplies by in transformers: decays are float32 here.
-- The gradient of gated layers on Hopper with Triton from 3.4 to before 3.7.1, unless TileLang is installed: fla refuses
-  it, since that Triton compiles it wrongly. It has no such check for constant decays, which run the same code: their
-  gradient is therefore taken as one of gates too.
 
 Imported only where fla is installed.
 """
@@ -23,12 +21,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from fla.backends import TileLangBackend
-from fla.ops.common.chunk_o import chunk_bwd_dqkwg, chunk_bwd_dv, chunk_fwd_o
+from fla.ops.common.chunk_o import chunk_bwd_dv, chunk_fwd_o
 from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 from torch import Tensor
 
+from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.decay_states import ChunkDecay, tree_state_gradients, tree_states
 from harts.layers.linear_attention.ssd import SSDInputs
 from harts.layout.launch import LaunchIndex
@@ -126,19 +124,18 @@ class _SimpleGLA(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, g, gamma = ctx.saved_tensors
         launch, scale, grad = ctx.launch, ctx.scale, grad_outputs[0].contiguous()
-        # TileLang takes states of 16 bits and multiplies them in float32; Triton multiplies in the states' own dtype.
-        dtype = key.dtype if TileLangBackend.can_use() else torch.float32
         log2, chunks = ChunkDecay(g=g, gamma=gamma), _chunks(launch)
-        h = tree_states(key, value, log2, launch=launch, dtype=dtype)
-        dh = tree_state_gradients(query, grad, log2, scale=scale, launch=launch, dtype=dtype)
+        h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
+        dh = tree_state_gradients(query, grad, log2, scale=scale, launch=launch, dtype=key.dtype)
         gates = g
         if gates is None:
             gates = chunk_local_cumsum(gamma.expand(*value.shape[:2], -1).contiguous(), **chunks)
-        dq, dk, _, dg = chunk_bwd_dqkwg(q=query, k=key, v=value, do=grad, h=h, dh=dh, g=gates, scale=scale, **chunks)
+        rows = ChunkRows(q=query, k=key, v=value, g=gates, do=grad, dv=None)
+        dq, dk, _, dg = chunk_gradients(rows, ChunkStates(h=h, dh=dh), scale=scale, launch=launch)
         dv = chunk_bwd_dv(q=query, k=key, do=grad, dh=dh, g=g, g_gamma=gamma, scale=scale, **chunks)
         if g is not None:
             dg = chunk_local_cumsum(dg, reverse=True, **chunks)
-        return None, None, dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None if g is None else dg
+        return None, None, dq, dk, dv.to(value.dtype), None if g is None else dg
 
 
 def _chunks(launch: LaunchIndex) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _by_fla(
     layer: GatedDeltaNetLayer, mixed_TD: Tensor, decay_TH: Tensor, beta_TH: Tensor, layout: PackedLayout
 ) -> Tensor:
     """Convolution straight into run order, the delta rule there, outputs back in packed order."""
-    from harts.layers.linear_attention.fla_backend import tree_delta_rule
+    from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
     from harts.layers.rows import owned_rows, take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 

@@ -46,7 +46,7 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
     projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     compute = torch.promote_types(hidden_TD.dtype, torch.float32)
     decay_THK, beta_TH = layer.forget_gate(hidden_TD[None])[0].to(compute), layer.b_proj(hidden_TD).sigmoid()
-    if linear_kernel(projected[0], layout, widths=(layer.head_dim, layer.head_dim), channel_decay=True) == "fla":
+    if linear_kernel(projected[0], layout, widths=(layer.head_dim, layer.head_dim)) == "fla":
         return _by_fla(layer, projected, decay_THK, beta_TH, layout)
     mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
@@ -71,7 +71,7 @@ def _by_fla(
     layer: KimiDeltaLayer, projected: list[Tensor], decay_THK: Tensor, beta_TH: Tensor, layout: PackedLayout
 ) -> Tensor:
     """Convolutions straight into run order, the delta rule there, outputs back in packed order."""
-    from harts.layers.linear_attention.fla_backend import tree_delta_rule
+    from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
     from harts.layers.rows import owned_rows, take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 

@@ -13,8 +13,6 @@ from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
-UNVERIFIED = "gradients of Mamba2's decays have not been checked against float64 on a GPU; ask for fla to use it"
-
 
 class Mamba2Layer(Protocol):
     """What is read of a transformers Mamba2 mixer, whatever its family."""
@@ -53,7 +51,7 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     smallest, largest = layer.time_step_limit
     step_TH = F.softplus(step_TH + layer.dt_bias.to(step_TH.dtype)).clamp(min=smallest, max=largest)
     head_widths = (layer.ssm_state_size, width // heads)
-    if linear_kernel(projected_TD, layout, widths=head_widths, only_if_asked=UNVERIFIED) == "fla":
+    if linear_kernel(projected_TD, layout, widths=head_widths) == "fla":
         return _by_fla(layer, mixed_TD, step_TH, widths, layout), gate_TD
     convolved_TD = packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout)
     x_TD, key_TD, query_TD = layer.act(convolved_TD).split(widths, dim=-1)

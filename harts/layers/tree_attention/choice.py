@@ -108,12 +108,12 @@ def choose_kernel(needs: AttentionNeeds, machine: Machine, *, asked: str | None 
 
 def flash4_widths(head_width: int, value_width: int) -> str | None:
     """Why FlashAttention-4 does not take these head widths, None if it does."""
-    if head_width in (128, 192, 256) and value_width % 8 == 0 and 8 <= value_width <= head_width:
+    if head_width in (64, 128, 192, 256) and value_width % 8 == 0 and 64 <= value_width <= head_width:
         return None
-    # Models with heads of 64 had right outputs and wrong gradients on an H200 (benchmarks/reports/layers.md).
+    # Heads of 8 and 16 have right outputs and wrong gradients (benchmarks/reports/layers.md).
     return (
-        f"FlashAttention-4 is checked on trees for keys of 128, 192 and 256 channels and values no wider, not for head "
-        f"widths {head_width} (keys) and {value_width} (values)."
+        f"FlashAttention-4 is checked on trees for keys of 64, 128, 192 and 256 channels and values of 64 up to those "
+        f"of keys, not for head widths {head_width} (keys) and {value_width} (values)."
     )
 
 

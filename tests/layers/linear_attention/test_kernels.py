@@ -12,8 +12,8 @@ from tests.triton_checks import assembled, run_interpreted
 INTERPRETED = "tests/layers/linear_attention/interpreted_states.py"
 TYPES = {
     **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients"], "*fp32"),
-    **dict.fromkeys(["cu_seqlens", "chunk_offsets"], "*i64"),
-    **dict.fromkeys(["start_slot", "slot_of_chunk", "queue", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
+    **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
+    **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
     "counts": "*i32",
     "scale": "fp32",
 }

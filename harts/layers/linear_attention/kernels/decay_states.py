@@ -34,13 +34,13 @@ from harts.layout.launch import LaunchIndex
 
 @triton.jit
 def _forward(
-    k, v, g, gamma, h, states, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue, flags, ticket,
+    k, v, g, gamma, h, states, slot_of_chunk, queue, flags, ticket,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     NK: tl.constexpr = (K + BK - 1) // BK
     TILES: tl.constexpr = NK * ((V + BV - 1) // BV)
-    run, i_h, i_tile, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, TILES)
+    _, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES)
     o_k = (i_tile % NK) * BK + tl.arange(0, BK)
     o_v = (i_tile // NK) * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -48,12 +48,11 @@ def _forward(
     tile = o_k[:, None] * V + o_v[None, :]
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    slot = tl.load(start_slot + run).to(tl.int64)
-    if slot >= 0:
-        while tl.atomic_add(flags + (slot * HV + i_h) * TILES + i_tile, 0, sem="acquire") == 0:
+    if start >= 0:
+        while tl.atomic_add(flags + (start * HV + i_h) * TILES + i_tile, 0, sem="acquire") == 0:
             pass
         # Past the first-level cache, which does not see what other multiprocessors write.
-        b_h += tl.load(states + (slot * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
+        b_h += tl.load(states + (start * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
 
     k += (begin * H + i_h // (HV // H)) * K
     v += (begin * HV + i_h) * V
@@ -62,15 +61,18 @@ def _forward(
     if USE_GAMMA:
         b_gamma = tl.load(gamma + i_h)
         b_g = b_gamma * (tl.arange(0, BT) + 1)
+    slot = tl.load(slot_of_chunk + first_chunk)
     for i in range(tl.cdiv(rows, BT)):
+        # Not copied ahead with the tiles: it is read one chunk early.
+        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=rows - i * BT > BT, other=-1)
         o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
         m_t = o_t < rows
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-        slot = tl.load(slot_of_chunk + first_chunk + i).to(tl.int64)
         if slot >= 0:
-            tl.store(states + (slot * HV + i_h) * K * V + tile, b_h, mask=m_kv)
+            number = slot.to(tl.int64) * HV + i_h
+            tl.store(states + number * K * V + tile, b_h, mask=m_kv)
             wait_for_all_threads(INTERPRETED)
-            tl.atomic_xchg(flags + (slot * HV + i_h) * TILES + i_tile, 1, sem="release")
+            tl.atomic_xchg(flags + number * TILES + i_tile, 1, sem="release")
 
         b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
         b_v = tl.load(v + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
@@ -84,18 +86,18 @@ def _forward(
             b_h *= tl.exp2(g_last)
             b_v = (b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]).to(b_v.dtype)
         b_h = tl.dot(b_k, b_v, b_h)
+        slot = next_slot
 
 
 @triton.jit
 def _backward(
-    q, g, gamma, do, dh, start_gradients, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue, slot_offsets,
-    slot_runs, counts, ticket, scale,
+    q, g, gamma, do, dh, start_gradients, slot_of_chunk, queue, slot_offsets, slot_runs, counts, ticket, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
     BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
 ):  # fmt: skip
     NK: tl.constexpr = (K + BK - 1) // BK
     TILES: tl.constexpr = NK * ((V + BV - 1) // BV)
-    run, i_h, i_tile, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, TILES)
+    run, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES)
     o_k = (i_tile % NK) * BK + tl.arange(0, BK)
     o_v = (i_tile // NK) * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -111,16 +113,16 @@ def _backward(
         b_g = b_gamma * (tl.arange(0, BT) + 1)
     b_dh = tl.zeros([BK, BV], dtype=tl.float32)
     chunks = tl.cdiv(rows, BT)
+    slot = -1
     for back in range(chunks):
         i = chunks - 1 - back
         o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
         m_t = o_t < rows
-        if back > 0:
-            slot = tl.load(slot_of_chunk + first_chunk + i + 1).to(tl.int64)
-            if slot >= 0:
-                count = counts + (slot * HV + i_h) * TILES + i_tile
-                p_d = start_gradients + i_h * K * V + tile
-                b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
+        if slot >= 0:
+            count = counts + (tl.cast(slot, tl.int64) * HV + i_h) * TILES + i_tile
+            p_d = start_gradients + i_h * K * V + tile
+            b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
+        slot = tl.load(slot_of_chunk + first_chunk + i)
         tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
 
         b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
@@ -137,11 +139,10 @@ def _backward(
             b_dh *= tl.exp2(g_last)
         b_dh = tl.dot(b_q, b_do.to(b_q.dtype), b_dh)
 
-    slot = tl.load(start_slot + run).to(tl.int64)
-    if slot >= 0:
+    if start >= 0:
         tl.store(start_gradients + (run * HV + i_h) * K * V + tile, b_dh, mask=m_kv)
         tl.debug_barrier()
-        tl.atomic_add(counts + (slot * HV + i_h) * TILES + i_tile, 1, sem="release")
+        tl.atomic_add(counts + (start * HV + i_h) * TILES + i_tile, 1, sem="release")
 
 
 FORWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
@@ -180,8 +181,7 @@ def tree_states(k: Tensor, v: Tensor, decay: ChunkDecay, *, launch: LaunchIndex,
     states = h.new_empty(launch.num_slots, num_heads, key_width, value_width, dtype=torch.float32)
     ticket, flags = ticket_and_flags(launch.num_slots * work, k.device)
     _forward[(launch.num_runs * work,)](
-        k, v, decay.g, decay.gamma, h, states, launch.cu_seqlens, launch.chunk_offsets, launch.start_slot,
-        launch.slot_G, launch.forward_queue, flags, ticket,
+        k, v, decay.g, decay.gamma, h, states, launch.slot_G, launch.forward_queue, flags, ticket,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, **blocks,
         USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, INTERPRETED=triton.knobs.runtime.interpret,
         num_warps=shape.num_warps, num_stages=shape.num_stages,
@@ -214,9 +214,8 @@ def tree_state_gradients(
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     ticket, counts = ticket_and_flags(launch.num_slots * work, q.device)
     _backward[(launch.num_runs * work,)](
-        q, decay.g, decay.gamma, do, dh, start_gradients, launch.cu_seqlens, launch.chunk_offsets,
-        launch.start_slot, launch.slot_G, launch.backward_queue, launch.slot_offsets, launch.slot_runs, counts,
-        ticket, scale,
+        q, decay.g, decay.gamma, do, dh, start_gradients, launch.slot_G, launch.backward_queue,
+        launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, **blocks,
         USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, num_warps=shape.num_warps,
         num_stages=shape.num_stages,

@@ -35,13 +35,13 @@ from harts.layout.launch import LaunchIndex
 
 @triton.jit
 def _forward(
-    k, u, w, v_new, g, gk, h, states, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue, flags, ticket,
+    k, u, w, v_new, g, gk, h, states, slot_of_chunk, queue, flags, ticket,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr, SAVE: tl.constexpr,
     INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    run, i_h, i_v, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    _, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -49,13 +49,16 @@ def _forward(
     tile = o_k[:, None] * V + o_v[None, :]
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
-    slot = tl.load(start_slot + run).to(tl.int64)
-    if slot >= 0:
-        while tl.atomic_add(flags + (slot * HV + i_h) * NV + i_v, 0, sem="acquire") == 0:
+    if start >= 0:
+        while tl.atomic_add(flags + (start * HV + i_h) * NV + i_v, 0, sem="acquire") == 0:
             pass
         # Past the first-level cache, which does not see what other multiprocessors write.
-        b_h += tl.load(states + (slot * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
+        b_h += tl.load(states + (start * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
 
+    o_t = tl.arange(0, BT)
+    row_k = o_t[:, None] * (HV * K) + o_k[None, :]
+    row_v = o_t[:, None] * (HV * V) + o_v[None, :]
+    column_k = o_k[:, None] + o_t[None, :] * (H * K)
     u += (begin * HV + i_h) * V
     w += (begin * HV + i_h) * K
     k += (begin * H + i_h // (HV // H)) * K
@@ -65,52 +68,64 @@ def _forward(
         g += begin * HV + i_h
     if USE_GK:
         gk += (begin * HV + i_h) * K
+    # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
+    slot = tl.load(slot_of_chunk + first_chunk)
+    g_last = tl.load(g + (tl.minimum(BT, rows) - 1) * HV) if USE_G else 0.0
+    gk_last = tl.load(gk + (tl.minimum(BT, rows) - 1) * (HV * K) + o_k, mask=m_k, other=0.0) if USE_GK else 0.0
     for i in range(tl.cdiv(rows, BT)):
-        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
-        m_t = o_t < rows
-        tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-        slot = tl.load(slot_of_chunk + first_chunk + i).to(tl.int64)
-        if slot >= 0:
-            tl.store(states + (slot * HV + i_h) * K * V + tile, b_h, mask=m_kv)
-            wait_for_all_threads(INTERPRETED)
-            tl.atomic_xchg(flags + (slot * HV + i_h) * NV + i_v, 1, sem="release")
-
-        b_w = tl.load(w + o_t[:, None] * (HV * K) + o_k[None, :], mask=m_t[:, None] & m_k[None, :], other=0.0)
-        b_v = tl.dot(b_w, b_h.to(b_w.dtype))
-        p_v = o_t[:, None] * (HV * V) + o_v[None, :]
-        m_tv = m_t[:, None] & m_v[None, :]
-        b_v = tl.load(u + p_v, mask=m_tv, other=0.0) - b_v
-        if SAVE:
-            tl.store(v_new + p_v, b_v.to(v_new.dtype.element_ty), mask=m_tv)
-
-        last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
+        done = tl.cast(i, tl.int64) * BT
+        left = rows - i * BT
+        more = left > BT
+        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=more, other=-1)
         if USE_G:
-            g_last = tl.load(g + last * HV).to(tl.float32)
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            next_g_last = tl.load(g + (done + tl.minimum(BT + BT, left) - 1) * HV, mask=more, other=0.0)
+        if USE_GK:
+            p_gk = gk + (done + tl.minimum(BT + BT, left) - 1) * (HV * K) + o_k
+            next_gk_last = tl.load(p_gk, mask=m_k & more, other=0.0)
+        m_t = o_t < left
+        tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
+        if slot >= 0:
+            number = slot.to(tl.int64) * HV + i_h
+            tl.store(states + number * K * V + tile, b_h, mask=m_kv)
+            wait_for_all_threads(INTERPRETED)
+            tl.atomic_xchg(flags + number * NV + i_v, 1, sem="release")
+
+        b_w = tl.load(w + done * (HV * K) + row_k, mask=m_t[:, None] & m_k[None, :], other=0.0)
+        b_v = tl.dot(b_w, b_h.to(b_w.dtype))
+        m_tv = m_t[:, None] & m_v[None, :]
+        b_v = tl.load(u + done * (HV * V) + row_v, mask=m_tv, other=0.0) - b_v
+        if SAVE:
+            tl.store(v_new + done * (HV * V) + row_v, b_v.to(v_new.dtype.element_ty), mask=m_tv)
+
+        if USE_G:
+            b_g = tl.load(g + done * HV + o_t * HV, mask=m_t, other=0.0)
             b_v = b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]
             b_h *= tl.exp2(g_last)
+            g_last = next_g_last
         if USE_GK:
-            b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_h *= tl.exp2(b_gk)[:, None]
-        b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
+            b_h *= tl.exp2(gk_last)[:, None]
+            gk_last = next_gk_last
+        b_k = tl.load(k + done * (H * K) + column_k, mask=m_k[:, None] & m_t[None, :], other=0.0)
         b_h = tl.dot(b_k, b_v.to(b_k.dtype), b_h)
+        slot = next_slot
 
 
 @triton.jit
 def _backward(
-    q, k, w, g, gk, do, dv, dv2, dh, start_gradients, cu_seqlens, chunk_offsets, start_slot, slot_of_chunk, queue,
-    slot_offsets, slot_runs, counts, ticket, scale,
-    H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
+    q, k, w, g, gk, do, dv, dv2, dh, start_gradients, slot_of_chunk, queue, slot_offsets, slot_runs, counts, ticket,
+    scale, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    run, i_h, i_v, begin, rows, first_chunk = take_work(ticket, queue, cu_seqlens, chunk_offsets, HV, NV)
+    run, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
     m_kv = m_k[:, None] & m_v[None, :]
     tile = o_k[:, None] * V + o_v[None, :]
 
+    o_t = tl.arange(0, BT)
+    row_v = o_t[:, None] * (HV * V) + o_v[None, :]
     q += (begin * H + i_h // (HV // H)) * K
     k += (begin * H + i_h // (HV // H)) * K
     w += (begin * HV + i_h) * K
@@ -123,51 +138,57 @@ def _backward(
         gk += (begin * HV + i_h) * K
     b_dh = tl.zeros([BK, BV], dtype=tl.float32)
     chunks = tl.cdiv(rows, BT)
+    slot = -1
+    end = (rows - 1).to(tl.int64)
+    g_last = tl.load(g + end * HV) if USE_G else 0.0
+    gk_last = tl.load(gk + end * (HV * K) + o_k, mask=m_k, other=0.0) if USE_GK else 0.0
     for back in range(chunks):
         i = chunks - 1 - back
-        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
-        m_t = o_t < rows
-        if back > 0:
-            slot = tl.load(slot_of_chunk + first_chunk + i + 1).to(tl.int64)
-            if slot >= 0:
-                count = counts + (slot * HV + i_h) * NV + i_v
-                p_d = start_gradients + i_h * K * V + tile
-                b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
+        done = tl.cast(i, tl.int64) * BT
+        left = rows - i * BT
+        m_t = o_t < left
+        if slot >= 0:
+            count = counts + (tl.cast(slot, tl.int64) * HV + i_h) * NV + i_v
+            p_d = start_gradients + i_h * K * V + tile
+            b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
+        # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
+        slot = tl.load(slot_of_chunk + first_chunk + i)
+        if USE_G:
+            next_g_last = tl.load(g + (done - 1) * HV, mask=i > 0, other=0.0)
+        if USE_GK:
+            next_gk_last = tl.load(gk + (done - 1) * (HV * K) + o_k, mask=m_k & (i > 0), other=0.0)
         tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
 
         m_tk = m_t[:, None] & m_k[None, :]
         m_tv = m_t[:, None] & m_v[None, :]
-        p_v = o_t[:, None] * (HV * V) + o_v[None, :]
-        last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
-        b_do = tl.load(do + p_v, mask=m_tv, other=0.0)
-        b_k = tl.load(k + o_t[:, None] * (H * K) + o_k[None, :], mask=m_tk, other=0.0)
+        b_do = tl.load(do + done * (HV * V) + row_v, mask=m_tv, other=0.0)
+        b_k = tl.load(k + done * (H * K) + o_t[:, None] * (H * K) + o_k[None, :], mask=m_tk, other=0.0)
         b_dv = tl.dot(b_k, b_dh.to(b_k.dtype))
         if USE_G:
-            g_last = tl.load(g + last * HV).to(tl.float32)
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            b_g = tl.load(g + done * HV + o_t * HV, mask=m_t, other=0.0)
             b_dv *= tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]
-        b_dv += tl.load(dv + p_v, mask=m_tv, other=0.0)
-        tl.store(dv2 + p_v, b_dv.to(dv2.dtype.element_ty), mask=m_tv)
+        b_dv += tl.load(dv + done * (HV * V) + row_v, mask=m_tv, other=0.0)
+        tl.store(dv2 + done * (HV * V) + row_v, b_dv.to(dv2.dtype.element_ty), mask=m_tv)
 
         m_kt = m_k[:, None] & m_t[None, :]
-        b_w = tl.load(w + o_k[:, None] + o_t[None, :] * (HV * K), mask=m_kt, other=0.0)
-        b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_kt, other=0.0)
+        b_w = tl.load(w + done * (HV * K) + o_k[:, None] + o_t[None, :] * (HV * K), mask=m_kt, other=0.0)
+        b_q = tl.load(q + done * (H * K) + o_k[:, None] + o_t[None, :] * (H * K), mask=m_kt, other=0.0)
         # Rounded to 16 bits like the other operand; fla multiplies here in tf32, at an eighth of the speed.
         if USE_G:
             b_dh *= tl.exp2(g_last)
             b_dq = (b_q * tl.exp2(b_g)[None, :]).to(b_q.dtype)
+            g_last = next_g_last
         else:
             b_dq = b_q
         if USE_GK:
-            b_gk = tl.load(gk + last * (HV * K) + o_k, mask=m_k, other=0.0).to(tl.float32)
-            b_dh *= tl.exp2(b_gk)[:, None]
+            b_dh *= tl.exp2(gk_last)[:, None]
+            gk_last = next_gk_last
         b_dh += tl.dot(b_dq, b_do.to(b_dq.dtype)) * scale - tl.dot(b_w, b_dv.to(b_w.dtype))
 
-    slot = tl.load(start_slot + run).to(tl.int64)
-    if slot >= 0:
+    if start >= 0:
         tl.store(start_gradients + (run * HV + i_h) * K * V + tile, b_dh, mask=m_kv)
         tl.debug_barrier()
-        tl.atomic_add(counts + (slot * HV + i_h) * NV + i_v, 1, sem="release")
+        tl.atomic_add(counts + (start * HV + i_h) * NV + i_v, 1, sem="release")
 
 
 LARGE_BLOCK_V = 64
@@ -187,7 +208,7 @@ class LaunchShapes:
 
 FORWARD = {
     128: LaunchShapes(
-        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=4),
         many=LaunchShape(block_v=32, num_warps=4, num_stages=2),
     ),
     256: LaunchShapes(
@@ -240,8 +261,7 @@ def tree_states(rows: DeltaRuleRows, u: Tensor, *, launch: LaunchIndex, save_val
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
     ticket, flags = ticket_and_flags(launch.num_slots * blocks, u.device)
     _forward[(launch.num_runs * blocks,)](
-        rows.k, u, rows.w, values, rows.g, rows.gk, h, states, launch.cu_seqlens, launch.chunk_offsets,
-        launch.start_slot, launch.slot_G, launch.forward_queue, flags, ticket,
+        rows.k, u, rows.w, values, rows.g, rows.gk, h, states, launch.slot_G, launch.forward_queue, flags, ticket,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, SAVE=save_values,
         INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps, num_stages=shape.num_stages,
@@ -277,9 +297,8 @@ def tree_state_gradients(
     leaves_room = not triton.knobs.runtime.interpret and 2 * blocks <= _multiprocessors(q.device)
     queue = launch.trunk_first_queue if leaves_room and launch.trunk_first_pays else launch.backward_queue
     _backward[(launch.num_runs * blocks,)](
-        q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.cu_seqlens,
-        launch.chunk_offsets, launch.start_slot, launch.slot_G, queue, launch.slot_offsets,
-        launch.slot_runs, counts, ticket, scale,
+        q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.slot_G, queue,
+        launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, num_warps=shape.num_warps,
         num_stages=shape.num_stages,

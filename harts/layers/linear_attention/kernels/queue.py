@@ -19,15 +19,15 @@ from torch import Tensor
 
 
 @triton.jit
-def take_work(ticket, queue, cu_seqlens, chunk_offsets, HEADS: tl.constexpr, TILES: tl.constexpr):
-    """Run, head, tile, first row, rows and first chunk of the next piece of work."""
+def take_work(ticket, queue, HEADS: tl.constexpr, TILES: tl.constexpr):
+    """Run, head, tile, first row, rows, first chunk and start slot (or -1) of the next piece of work."""
     number = tl.atomic_add(ticket, 1, sem="relaxed")
     tile = number % TILES
     head = (number // TILES) % HEADS
-    run = tl.load(queue + number // (TILES * HEADS)).to(tl.int64)
-    begin = tl.load(cu_seqlens + run).to(tl.int64)
-    rows = (tl.load(cu_seqlens + run + 1) - begin).to(tl.int32)
-    return run, head, tile, begin, rows, tl.load(chunk_offsets + run).to(tl.int64)
+    # One row of the queue has all there is to know of a run: short runs take little longer than looking it up.
+    record = queue + (number // (TILES * HEADS)) * 5
+    run, begin, rows = tl.load(record), tl.load(record + 1), tl.load(record + 2).to(tl.int32)
+    return run, head, tile, begin, rows, tl.load(record + 3), tl.load(record + 4)
 
 
 @triton.jit
@@ -64,6 +64,8 @@ class LaunchShape:
     num_warps: int
     num_stages: int
     """Chunks in flight."""
+    max_registers: int | None = None
+    """Of a thread; None lets the compiler decide. Fewer let more programs share a multiprocessor."""
 
 
 TICKET = 4
