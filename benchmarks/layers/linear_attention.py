@@ -3,7 +3,8 @@
     python -m benchmarks.layers linear --json                          GDN and KDA
     python -m benchmarks.layers linear --shapes FOLDER                 measured trees too (*.jsonl.gz)
     python -m benchmarks.layers linear --kinds lightning,simple-gla,ssd --configurations 6
-    python -m benchmarks.layers linear --sweep --kinds gdn,kda         only launch shapes of the state kernels
+    python -m benchmarks.layers linear --sweep --kinds gdn,kda         only launch shapes of our kernels
+    python -m benchmarks.layers linear --profile                       only how long each kernel takes
 
 Outputs are compared bit by bit with fla's on sampled paths before a kind is timed. Medians of CUDA events, all
 executions in turns. `one` is fla's call of one sequence, `packed` that of as many equal sequences as the tree has
@@ -30,6 +31,7 @@ from torch import Tensor
 
 from benchmarks.layers import linear_trees as trees
 from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Kind, Streams
+from benchmarks.layers.linear_profile import profiled
 from benchmarks.layers.linear_sweep import sweep
 from benchmarks.layers.linear_timing import Row, medians, report
 from harts.layers.gather import gather_rows
@@ -54,7 +56,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--kinds", default="gdn,kda", help=f"of {','.join(KINDS)}")
     parser.add_argument("--shapes", type=Path, help="folder of *.jsonl.gz tree shapes")
     parser.add_argument("--tokens", type=int, default=32_768, help="distinct tokens of a tree")
-    parser.add_argument("--sweep", action="store_true", help="only launch shapes of the state kernels")
+    parser.add_argument("--sweep", action="store_true", help="only launch shapes of our kernels")
+    parser.add_argument("--profile", action="store_true", help="only how long each kernel takes")
     parser.add_argument("--configurations", type=int, help="tune so many of each of fla's kernels at most")
     parser.add_argument("--limit", type=int, default=540, help="seconds after which it gives up")
     options = parser.parse_args(arguments)
@@ -66,10 +69,13 @@ def main(arguments: list[str]) -> None:
         began = time.perf_counter()
         if options.sweep:
             tables |= sweep(name, options.tokens)
+        elif options.profile:
+            tables |= profiled(name, options.tokens, forward_backward)
         else:
             tables[name] = list(times(KINDS[name], options.tokens, options.shapes))
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
-    report("linear_sweep" if options.sweep else "linear", tables, as_json=options.json)
+    name = "linear_sweep" if options.sweep else "linear_profile" if options.profile else "linear"
+    report(name, tables, as_json=options.json)
 
 
 def tune_fewer(most: int) -> None:

@@ -1,10 +1,11 @@
-"""Launch shapes of the kernels that hand states along a tree, each alone."""
+"""Launch shapes of our kernels, each alone: those that hand states along a tree, and gradients inside chunks."""
 
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from itertools import product
+from types import ModuleType
 from unittest.mock import patch
 
 import torch
@@ -14,7 +15,7 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.layers import linear_trees as trees
 from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Streams
 from benchmarks.layers.linear_timing import Row, medians
-from harts.layers.linear_attention.kernels import decay_states, delta_rule
+from harts.layers.linear_attention.kernels import chunk_gradients, decay_states, delta_rule, wy_gradients
 from harts.layers.linear_attention.kernels.queue import LaunchShape
 from harts.layout.launch import LaunchIndex, launch_index, plan_launch
 
@@ -37,7 +38,55 @@ def sweep(name: str, num_tokens: int) -> dict[str, list[Row]]:
         rows.sort(key=lambda row: float(str(row["caterpillar ms"])) + float(str(row["chain ms"])))
         tables[f"{name} {direction.lower()}"] = rows
         print(name, direction, rows[0], flush=True)
+    if name == "gdn":
+        tables["chunk_gradients"] = list(_gradient_shapes(chunk_gradients, _chunk_work, launches))
+        tables["wy_gradients"] = list(_gradient_shapes(wy_gradients, _wy_work, launches))
     return tables
+
+
+def _gradient_shapes(
+    module: ModuleType, work_of: Callable[[LaunchIndex], Callable[[], object]], launches: dict[str, LaunchIndex]
+) -> Iterator[Row]:
+    work = {shape: work_of(launch) for shape, launch in launches.items()}
+    for block_k, block_v, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
+        shape = LaunchShape(block_k=block_k, block_v=block_v, num_warps=warps, num_stages=stages)
+        with patch.object(module, "SHAPE", shape):
+            try:
+                found = medians(work, repeats=7)
+            except OutOfResources:
+                continue
+        yield {
+            "tile": f"{block_k}x{block_v}",
+            "warps": warps,
+            "stages": stages,
+            **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},
+        }
+
+
+def _halves(*shape: int) -> Tensor:
+    return torch.randn(1, *shape, device="cuda").bfloat16()
+
+
+def _chunk_work(launch: LaunchIndex) -> Callable[[], object]:
+    num_rows, chunks = int(launch.cu_seqlens[-1]), launch.slot_G.numel()
+    values = {name: _halves(num_rows, 32, 128) for name in ("v", "do", "dv")}
+    keys = {name: _halves(num_rows, 16, 128) for name in ("q", "k")}
+    rows = chunk_gradients.ChunkRows(**keys, **values, g=-torch.rand(1, num_rows, 32, device="cuda"))
+    states = chunk_gradients.ChunkStates(h=_halves(chunks, 32, 128, 128), dh=_halves(chunks, 32, 128, 128))
+    return lambda: chunk_gradients.chunk_gradients(rows, states, scale=0.1, launch=launch)
+
+
+def _wy_work(launch: LaunchIndex) -> Callable[[], object]:
+    num_rows = int(launch.cu_seqlens[-1])
+    rows = wy_gradients.WYRows(
+        k=_halves(num_rows, 16, 128) / 12,
+        v=_halves(num_rows, 32, 128),
+        beta=_halves(num_rows, 32).sigmoid(),
+        g=-torch.rand(1, num_rows, 32, device="cuda"),
+        inverse=_halves(num_rows, 32, CHUNK_SIZE) / 10,
+    )
+    dw, du, dk = _halves(num_rows, 32, 128), _halves(num_rows, 32, 128), _halves(num_rows, 16, 128)
+    return lambda: wy_gradients.wy_gradients(rows, dw, du, dk, launch=launch)
 
 
 def _shapes(name: str, direction: str, launches: dict[str, LaunchIndex]) -> Iterator[Row]:

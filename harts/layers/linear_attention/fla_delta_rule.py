@@ -1,9 +1,9 @@
 """Gated DeltaNet and Kimi Delta Attention of a whole tree, all runs as one packed call of each kernel.
 
 fla's kernels are parallel over chunks and do not ask which chunk comes before which, all but the two that hand states
-over. Its functions are taken apart here: states follow the tree (`kernels/delta_rule.py`), and so that a tree's
-additional chunks cost nothing, gradients inside chunks are ours where that is faster (`kernels/chunk_gradients.py`,
-`wy_gradients.py`, `channel_gradients.py`). Everything that outputs depend on is fla's: they have its bits.
+over. Its functions are taken apart here: states follow the tree (`kernels/delta_rule.py`), and of Gated DeltaNet,
+gradients inside chunks are ours too (`kernels/chunk_gradients.py`, `kernels/wy_gradients.py`), which makes up for the
+additional chunks of a tree. All else that outputs depend on is fla's: they have its bits.
 
 Imported only where fla is installed.
 """
@@ -20,18 +20,13 @@ from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd
 from fla.ops.gla.chunk import chunk_gla_fwd_o_gk
 from fla.ops.kda.chunk_bwd import chunk_kda_bwd_dAv, chunk_kda_bwd_wy_dqkg_fused
-from fla.ops.kda.chunk_intra import chunk_kda_fwd_intra
+from fla.ops.kda.chunk_intra import chunk_kda_bwd_intra, chunk_kda_fwd_intra
 from fla.ops.kda.wy_fast import recompute_w_u_fwd as recompute_channel_w_u_fwd
 from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 from torch import Tensor
 
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
-from harts.layers.linear_attention.kernels.channel_gradients import (
-    ChannelGradients,
-    ChannelRows,
-    add_channel_gradients,
-)
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.delta_rule import DeltaRuleRows, tree_state_gradients, tree_states
 from harts.layers.linear_attention.kernels.wy_gradients import WYRows, wy_gradients
@@ -101,7 +96,7 @@ class _KimiDelta(torch.autograd.Function):
         )
         h, written = tree_states(DeltaRuleRows(k=decayed_k, w=w, g=None, gk=g), u, launch=launch)
         output = chunk_gla_fwd_o_gk(q=q, v=written, g=g, A=products, h=h, scale=scale, **chunks)
-        ctx.launch = launch
+        ctx.launch, ctx.bounded_decay = launch, bounded_decay
         ctx.save_for_backward(q, q_rstd, k, k_rstd, v, g, beta, products, inverse)
         return output.to(q.dtype)
 
@@ -120,13 +115,10 @@ class _KimiDelta(torch.autograd.Function):
         dq, dk, dv, dbeta, dg, da_k = chunk_kda_bwd_wy_dqkg_fused(
             q=q, k=k, v=v, v_new=written, g=g, beta=beta, A=inverse, h=h, do=do, dh=dh, dv=dv, scale=scale, **chunks
         )
-        add_channel_gradients(
-            ChannelGradients(dq=dq, dk=dk, dg=dg, dbeta=dbeta),
-            ChannelRows(q=q, k=k, g=g, beta=beta),
-            da_q,
-            da_k,
-            launch=launch,
-        )
+        dq, dk, dbeta, dg = chunk_kda_bwd_intra(
+            q=q, k=k, g=g, beta=beta, dAqk=da_q, dAkk=da_k, dq=dq, dk=dk, db=dbeta, dg=dg,
+            safe_gate=ctx.bounded_decay, **chunks,
+        )  # fmt: skip
         dg = chunk_local_cumsum(dg, reverse=True, **chunks)
         if v.shape[2] > q.shape[2]:
             dq, dk = (x.view(*q.shape[:3], -1, q.shape[3]).sum(3) for x in (dq, dk))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import pytest
@@ -20,11 +19,6 @@ from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
 from harts.layers.linear_attention.fla_simple_gla import tree_lightning_rows, tree_mamba2_rows, tree_simple_gla
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.kernels import decay_states, delta_rule
-from harts.layers.linear_attention.kernels.channel_gradients import (
-    ChannelGradients,
-    ChannelRows,
-    add_channel_gradients,
-)
 from harts.layers.linear_attention.lightning_reference import lightning_attention_reference
 from harts.layers.linear_attention.reference import gated_delta_rule_reference
 from harts.layers.linear_attention.ssd import SSDInputs
@@ -32,7 +26,7 @@ from harts.layers.linear_attention.ssd_reference import ssd_reference
 from harts.testing import assert_close
 from harts.tree import tree_from_lcp
 from tests.cases import CASES, RICH, Case
-from tests.layers.linear_attention.along_tree import TREES, Rows, cumulative_decay, lengths, rows_of, tree_of_case, walk
+from tests.layers.linear_attention.along_tree import TREES, Rows, cumulative_decay, rows_of, tree_of_case, walk
 
 C = 16
 SLOW = pytest.mark.slow
@@ -362,40 +356,3 @@ def test_chunks_that_fla_has_no_room_for_are_refused(size: int):
     rows = rows_of(TREES["star"](size), size)
     with pytest.raises(ValueError, match=f"chunks of {size} tokens"):
         tree_simple_gla(random_ssd(rows.token_R.numel()), rows.launch)
-
-
-@pytest.mark.parametrize("strongest", [0.5, 200.0])
-def test_channel_gradients(strongest: float):
-    """Of products inside chunks, decays of 200 powers of two a token included; nothing is read above the diagonal."""
-    rows = rows_of(lengths([75, 21, 1, 64]), 64)
-    num_rows, heads, width = rows.token_R.numel(), 2, 20
-    q, k = randn(rows, 1, width, seed=1), randn(rows, 1, width, seed=2)
-    g = cumulative_decay(rows, (heads, width), strongest)
-    beta = randn(rows, heads, seed=4).sigmoid()
-    run_R = torch.bucketize(torch.arange(num_rows), rows.launch.cu_seqlens[1:], right=True)
-    place_R = (torch.arange(num_rows) - rows.launch.cu_seqlens[run_R]) % 64
-    upstream = [randn(rows, heads, 64, seed=seed) for seed in (5, 6)]
-    leaves = [x.double().requires_grad_() for x in (q, k, g, beta)]
-    q64, k64, g64, beta64 = leaves
-    loss = torch.zeros((), dtype=torch.float64)
-    for row in range(num_rows):
-        earlier = torch.arange(row - int(place_R[row]), row + 1)
-        decay = torch.exp2(g64[0, row] - g64[0, earlier])
-        products = [(x[0, row] * k64[0, earlier] * decay).sum(-1) for x in (q64, k64)]
-        loss = loss + (products[0] * upstream[0][0, row, :, : len(earlier)].T).sum()
-        loss = loss + (products[1] * beta64[0, row] * upstream[1][0, row, :, : len(earlier)].T).sum()
-    expected = torch.autograd.grad(loss, leaves)
-    above = torch.arange(64) > place_R[:, None, None]
-    da_q, da_k = (x.masked_fill(above, float("nan")) for x in upstream)
-    into = ChannelGradients(
-        dq=torch.zeros(1, num_rows, heads, width),
-        dk=torch.zeros(1, num_rows, heads, width),
-        dg=torch.ones(1, num_rows, heads, width),
-        dbeta=torch.zeros(1, num_rows, heads),
-    )
-    add_channel_gradients(into, ChannelRows(q=q, k=k, g=g, beta=beta), da_q, da_k, launch=rows.launch)
-    dq, dk, dg, dbeta = expected
-    assert_close("queries", dq.float(), into.dq.sum(2, keepdim=True), ratio=1e-5)
-    assert_close("keys", dk.float(), into.dk.sum(2, keepdim=True), ratio=1e-5)
-    assert_close("decays", dg.float() / math.log(2), into.dg - 1, ratio=1e-5)
-    assert_close("write strengths", dbeta.float(), into.dbeta, ratio=1e-5)

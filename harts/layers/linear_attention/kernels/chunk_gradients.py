@@ -165,6 +165,6 @@ def chunk_gradients(
         launch.chunk_indices, num_rows, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=block_k,
         BV=min(SHAPE.block_v, padded(value_width)), USE_W=rows.dv is not None, num_warps=SHAPE.num_warps,
-        num_stages=SHAPE.num_stages, maxnreg=SHAPE.max_registers,
+        num_stages=SHAPE.num_stages,
     )  # fmt: skip
     return dq, dk, dw, dg.sum(0, keepdim=True) if tiles > 1 else dg

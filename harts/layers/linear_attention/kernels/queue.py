@@ -64,8 +64,6 @@ class LaunchShape:
     num_warps: int
     num_stages: int
     """Chunks in flight."""
-    max_registers: int | None = None
-    """Of a thread; None lets the compiler decide. Fewer let more programs share a multiprocessor."""
 
 
 TICKET = 4

@@ -131,6 +131,5 @@ def wy_gradients(
         launch.chunk_indices,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=min(SHAPE.block_v, padded(value_width)), num_warps=SHAPE.num_warps, num_stages=SHAPE.num_stages,
-        maxnreg=SHAPE.max_registers,
     )  # fmt: skip
     return dv, dbeta, dg
