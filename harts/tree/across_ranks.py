@@ -26,15 +26,9 @@ from harts.data.exchange import Exchange
 from harts.data.ragged import ranges
 from harts.tree.block_hashes import BLOCK_TOKENS, block_digests, chain_digests, cut_blocks
 from harts.tree.block_order import order_trajectories
+from harts.tree.block_plan import Pieces, plan_checks, plan_resolution
 from harts.tree.block_resolution import resolve
-from harts.tree.block_trie import (
-    ListedTrajectories,
-    Pieces,
-    list_items,
-    match_blocks,
-    plan_checks,
-    plan_resolution,
-)
+from harts.tree.block_trie import ListedTrajectories, list_items, match_blocks
 from harts.tree.identities import FACTS, RowFormat, TokenIdentities, local_facts
 from harts.tree.lcp import sort_tokens
 from harts.tree.prefix_tree import PrefixTree, tree_from_lcp
@@ -144,7 +138,7 @@ def sort_across_ranks(
         items = list_items(trie, listed)
         found = resolve(
             plan_resolution(trie, items, listed),
-            plan_checks(trie),
+            plan_checks(trie, listed),
             exchange,
             rows=lambda pieces: part.rows(form, pieces, first_entry),
             num_columns=form.num_columns,

@@ -25,13 +25,13 @@ def order_trajectories(
         int64: tokens shared with the one before.
     """
     by_node = np.lexsort((items.position_I, items.node_I))
-    begin_G = np.searchsorted(items.node_I[by_node], np.arange(trie.root + 2))
+    begin_G = np.searchsorted(items.node_I[by_node], np.arange(trie.depth_G.size + 1))
+    columns = (items.child_I, items.entry_I, items.shared_I, items.lcp_I)
     entry_N, lcp_N = _walk(
         begin_G,
         trie.depth_G * BLOCK_TOKENS,
-        (items.child_I[by_node], items.entry_I[by_node], items.lcp_I[by_node]),
-        listed.length_N,
-        listed.repeats_N,
+        tuple(column[by_node] for column in columns),
+        (listed.length_N, listed.lcp_N, listed.repeats_N),
     )
     length_N = listed.length_N[entry_N]
     equal_N = (lcp_N == length_N) & (np.roll(length_N, 1) == length_N)
@@ -40,12 +40,12 @@ def order_trajectories(
 
 
 @numba.njit(cache=True)
-def _walk(begin_G, depth_G, items, length_N, repeats_N):
-    """Trajectories in pre-order, the root's number being the largest."""
-    child_I, entry_I, shared_I = items
+def _walk(begin_G, depth_G, items, listed):
+    """Trajectories in pre-order."""
+    child_I, entry_I, shared_I, lcp_I = items
+    length_N, local_lcp_N, repeats_N = listed
     entry_N, lcp_N = np.empty(length_N.size, dtype=np.int64), np.zeros(length_N.size, dtype=np.int64)
-    path, next_item = np.empty(begin_G.size, dtype=np.int64), begin_G.copy()
-    path[0] = begin_G.size - 2
+    path, next_item = np.zeros(begin_G.size, dtype=np.int64), begin_G.copy()
     deepest, out, shared = 0, 0, 0
     while deepest >= 0:
         node = path[deepest]
@@ -55,16 +55,17 @@ def _walk(begin_G, depth_G, items, length_N, repeats_N):
             continue
         next_item[node] += 1
         if item > begin_G[node]:
-            shared = depth_G[node] + shared_I[item]
+            shared = depth_G[node] + lcp_I[item]
         if child_I[item] >= 0:
             deepest += 1
             path[deepest] = child_I[item]
             continue
         entry = entry_I[item]
         entry_N[out], lcp_N[out] = entry, shared
-        out += 1
-        while entry + 1 < length_N.size and repeats_N[entry + 1]:
-            entry += 1
-            entry_N[out], lcp_N[out] = entry, length_N[entry]
-            out += 1
+        out, entry = out + 1, entry + 1
+        while entry < length_N.size:
+            if not (repeats_N[entry] if shared_I[item] < 0 else local_lcp_N[entry] >= shared_I[item]):
+                break
+            entry_N[out], lcp_N[out] = entry, local_lcp_N[entry]
+            out, entry = out + 1, entry + 1
     return entry_N[:out], lcp_N[:out]

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from harts.data.exchange import Exchange
 from harts.data.ragged import ranges
-from harts.tree.block_trie import Checks, Pieces, Resolution
+from harts.tree.block_plan import Checks, Pieces, Resolution
 from harts.tree.lcp import sort_tokens
 
 Rows = Callable[[Pieces], NDArray[np.integer]]
