@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,8 +47,7 @@ class StepMicrobatches:
         Raises:
             ValueError: As `train_step`.
         """
-        if execution not in ("tree", "flat"):
-            raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
+        check_execution(execution)
         batch = TrajectoryBatch.of(trajectories)
         batch.check_vocabulary(model.vocab_size)
         model.routing.check_routes(batch)
@@ -84,6 +83,12 @@ class StepMicrobatches:
         # as a tree without branches.
         chains = tree_from_lcp(members, self.batch.length_N[members], np.zeros_like(members))
         return pack(chains, self.batch, model.needs)
+
+
+def check_execution(execution: str) -> None:
+    """Raise a ValueError if there is no such execution."""
+    if execution not in get_args(Execution):
+        raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
 
 
 def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:

@@ -62,8 +62,12 @@ class TreeAcrossRanks:
 
     tree: PrefixTree
     """Of all ranks' trajectories, by their numbers in the step."""
-    rank_by_number: NDArray[np.int64]
-    """[N] int64. Rank that holds the trajectory of each number."""
+    numbers: NDArray[np.int64]
+    """[n] int64. Numbers of this rank's trajectories, in the order given."""
+    rank_N: NDArray[np.int64]
+    """[N] int64, by number. Rank that holds each trajectory of the step."""
+    length_N: NDArray[np.int64]
+    """[N] int64, by number. Tokens of each."""
 
 
 def prefix_tree_across_ranks(
@@ -94,10 +98,14 @@ def prefix_tree_across_ranks(
     found = sort_across_ranks(TokenIdentities.of(trajectories), exchange, numbers=numbers)
     if found.order_N.size == 0:
         raise ValueError("No rank has a trajectory, expected at least one. Skip the step if no rollout came back.")
-    rank_by_number = np.empty_like(found.rank_N)
-    rank_by_number[found.order_N] = found.rank_N
+    by_number = np.argsort(found.order_N)
+    rank_N = found.rank_N[by_number]
+    counted = np.flatnonzero(rank_N == exchange.rank)
     return TreeAcrossRanks(
-        tree=tree_from_lcp(found.order_N, found.length_N, found.lcp_N), rank_by_number=rank_by_number
+        tree=tree_from_lcp(found.order_N, found.length_N, found.lcp_N),
+        numbers=counted if numbers is None else np.asarray(numbers, dtype=np.int64),
+        rank_N=rank_N,
+        length_N=found.length_N[by_number],
     )
 
 

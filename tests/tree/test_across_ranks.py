@@ -269,7 +269,9 @@ def test_without_numbers_ranks_are_counted_one_after_the_other():
     parts = [[Trajectory.of([2]), Trajectory.of([1])], [], [Trajectory.of([1, 0])]]
     trees = run_in_threads(3, lambda exchange: prefix_tree_across_ranks(parts[exchange.rank], exchange))
     assert [t.tree.order_N.tolist() for t in trees] == [[1, 2, 0]] * 3
-    assert trees[1].rank_by_number.tolist() == [0, 0, 2]
+    assert trees[1].rank_N.tolist() == [0, 0, 2]
+    assert trees[1].length_N.tolist() == [1, 1, 2]
+    assert [t.numbers.tolist() for t in trees] == [[0, 1], [], [2]]
 
 
 def test_what_ranks_cannot_agree_on_is_named():
