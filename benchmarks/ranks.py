@@ -47,19 +47,23 @@ def main() -> None:
 
 
 def measure(trajectories: int) -> Iterator[Row]:
-    """Two shapes of about 10,000 tokens a trajectory, each dealt in two ways."""
-    number_N = np.arange(trajectories)
-    siblings = tree_from_lcp(number_N, np.full_like(number_N, 10_000), np.where(number_N % 16 > 0, 5000, 0))
-    for name, tree, group in (("16 of a prompt", siblings, 16), ("one a call", per_call(trajectories), 160)):
+    """Two shapes of about 10,000 tokens a trajectory and one of 200, each dealt in two ways."""
+    shapes = (
+        ("16 of a prompt", siblings(trajectories, 10_000), 16),
+        ("one a call", per_call(trajectories), 160),
+        ("16 short ones of a prompt", siblings(10 * trajectories, 200), 16),
+    )
+    for name, tree, group in shapes:
+        number_N = np.arange(tree.length_N.size)
         tokens_F, offsets = tokens_of(tree, seed=0)
         begin = time.thread_time()
         order_N, lcp_N = sort_tokens(tokens_F, offsets)
         alone = time.thread_time() - begin
         rng = np.random.default_rng(1)
         for dealing in ("whole groups", "at random"):
-            rank_N = number_N // group % RANKS if dealing == "whole groups" else rng.integers(0, RANKS, trajectories)
+            rank_N = number_N // group % RANKS if dealing == "whole groups" else rng.integers(0, RANKS, number_N.size)
             yield {
-                "trajectories": trajectories,
+                "trajectories": number_N.size,
                 "shape": name,
                 "token ids": tokens_F.size,
                 "distinct": tree.num_tokens,
@@ -67,6 +71,12 @@ def measure(trajectories: int) -> Iterator[Row]:
                 "CPU s, one process": alone,
                 **across_ranks(tokens_F, offsets, rank_N, (order_N, lcp_N)),
             }
+
+
+def siblings(trajectories: int, length: int) -> PrefixTree:
+    """Sixteen trajectories a prompt, which is half of each."""
+    number_N = np.arange(trajectories)
+    return tree_from_lcp(number_N, np.full_like(number_N, length), np.where(number_N % 16 > 0, length // 2, 0))
 
 
 def across_ranks(
