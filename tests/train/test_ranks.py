@@ -97,11 +97,26 @@ def test_ranks_add_up_to_the_step_of_one_process(name, model_type, execution, ra
 MODEL_TYPE, CASE = "qwen3_5_text", "depth_beyond_two"
 
 
+def check_exchange(exchange: Exchange) -> None:
+    """What threads do, processes do too: sizes that differ, and nothing at all."""
+    rank, ranks = exchange.rank, exchange.ranks
+    assert [a.tolist() for a in exchange.all_gather(np.full(rank, rank), range(ranks))] == [
+        [r] * r for r in range(ranks)
+    ]
+    assert [a.size for a in exchange.all_gather(np.zeros(0), [0] * ranks)] == [0] * ranks
+    parts = [np.full(rank * other, rank, dtype=np.uint8) for other in range(ranks)]
+    swapped = exchange.all_to_all(parts, [rank * other for other in range(ranks)])
+    assert [(a.dtype, a.tolist()) for a in swapped] == [(np.uint8, [r] * (rank * r)) for r in range(ranks)]
+    assert [a.size for a in exchange.all_to_all([np.zeros(0, np.int32)] * ranks, [0] * ranks)] == [0] * ranks
+    assert exchange.maximum(np.array([rank, -rank])).tolist() == [ranks - 1, 0]
+
+
 def run_process(rank: int, ranks: int, folder: str) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
     model = prepared(MODEL_TYPE)
     found = run(ProcessGroupExchange(), model, CASE, "tree")
+    check_exchange(ProcessGroupExchange())
     unused = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
     on_one_rank = torch.nn.Parameter(torch.ones(2, dtype=torch.float32))
     if rank == 1:
