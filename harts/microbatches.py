@@ -13,6 +13,7 @@ from harts.data import Trajectory, TrajectoryBatch
 from harts.layout.flat import FlatLayout, flat_layout
 from harts.layout.packed import PackedLayout, pack
 from harts.models import TreeModel
+from harts.models.routing import StepColumns
 from harts.plan.plan import Plan, make_plan
 from harts.tree.prefix_tree import PrefixTree, build_prefix_tree, tree_from_lcp
 
@@ -24,9 +25,11 @@ class StepMicrobatches:
     """The trajectories of a step, checked, merged and placed."""
 
     batch: TrajectoryBatch
-    """All trajectories, as columns."""
+    """All trajectories, as columns; of a step that lies on several ranks, those that run here."""
+    whole: StepColumns
+    """Of the whole step: the batch, unless others run elsewhere."""
     tree: PrefixTree
-    """Of all of them."""
+    """Of the batch."""
     plan: Plan
     """Given, or made for one rank."""
     dp_rank: int
@@ -60,7 +63,7 @@ class StepMicrobatches:
                 sharing=execution == "tree",
             )
         _check_plan(plan, execution, dp_rank, batch.num_trajectories)
-        return cls(batch=batch, tree=tree, plan=plan, dp_rank=dp_rank)
+        return cls(batch=batch, whole=batch, tree=tree, plan=plan, dp_rank=dp_rank)
 
     def layouts(self, model: TreeModel) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
         """The trajectory numbers and the layout of every microbatch of the rank, one after the other."""

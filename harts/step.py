@@ -118,7 +118,7 @@ def accumulate_gradients(
     router = step_router_losses(model, step)
     loss, metrics, logprobs_P, layouts, routed = 0.0, {}, np.full(batch.trained_P.size, np.nan), [], []
     for members, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, batch, router)
+        recorder = model.routing.recorder(layout, step.whole, router)
         logprob_P, entropy_P = _logprobs(model, layout, recorder, with_entropy=objective.needs_entropy)
         output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
         output.loss.backward()
@@ -165,7 +165,7 @@ def compute_logprobs(
     step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
     logprobs_P = np.full(step.batch.trained_P.size, np.nan)
     for members, layout in step.layouts(model):
-        logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.batch))
+        logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.whole))
         logprobs_P[step.batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
 

@@ -17,11 +17,13 @@ from harts.data.exchange import Exchange
 from harts.data.redistribute import gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
+from harts.models.routing import StepColumns
 from harts.objective.normalization import token_shares
 from harts.objective.requirements import check_streams
 from harts.objective.streams import Objective
 from harts.plan.agreement import check_agreement
 from harts.plan.plan import Microbatch, Plan, make_plan
+from harts.routers import count_step_load
 from harts.step import StepResult, accumulate_gradients
 from harts.tree import PrefixTree
 from harts.tree.across_ranks import prefix_tree_across_ranks
@@ -43,7 +45,7 @@ def train_step_across_ranks(
     step's. Follow it with `harts.train.distributed.sum_gradients`.
 
     Args:
-        model: From `harts.prepare`, with equal parameters on all ranks; without losses of routers.
+        model: From `harts.prepare`, with equal parameters on all ranks.
         trajectories: That live on this rank; may be none. They run where the plan puts them.
         objective: The same on all ranks.
         exchange: With the other data-parallel ranks.
@@ -55,15 +57,11 @@ def train_step_across_ranks(
         Loss, metrics and sizes of what ran here; log-probs of the trajectories that live here, in the order given.
 
     Raises:
-        ValueError: As `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks differ.
+        ValueError: As `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks differ. What is
+            wrong with one rank's own trajectories is raised there alone; the others wait until the launcher ends them.
     """
     begin = time.perf_counter()
     check_execution(execution)
-    if model.router is not None:
-        raise ValueError(
-            "The model was prepared with router, but losses and loads of routers need the whole step on every rank. "
-            "Prepare it without, or give every rank all trajectories and run harts.train_step(..., plan=, dp_rank=)."
-        )
     found = prefix_tree_across_ranks(trajectories, exchange, numbers=numbers)
     plan = make_plan(
         found.tree,
@@ -78,9 +76,10 @@ def train_step_across_ranks(
     share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
     target_N = _targets(plan)
     here = redistribute(trajectories, exchange, records, target_N)
-    result = _nothing()
-    if here:
-        step = _own_step(model, here, found.tree, plan, exchange.rank)
+    step = _own_step(model, here, records, found.tree, plan=plan, rank=exchange.rank) if here else None
+    model = _with_load(model, step, exchange)
+    result = _nothing(model)
+    if step is not None:
         check_streams(objective, step.batch)
         loss_weight_P = share_N[target_N == exchange.rank][step.batch.trajectory_P]
         result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
@@ -98,7 +97,7 @@ def _targets(plan: Plan) -> NDArray[np.int64]:
 
 
 def _own_step(
-    model: TreeModel, here: Sequence[Trajectory], tree: PrefixTree, plan: Plan, rank: int
+    model: TreeModel, here: Sequence[Trajectory], whole: StepColumns, tree: PrefixTree, *, plan: Plan, rank: int
 ) -> StepMicrobatches:
     """The step of this rank's slots alone, its trajectories counted by ascending number in the whole step."""
     batch = TrajectoryBatch.of(here)
@@ -109,17 +108,31 @@ def _own_step(
     slots = tuple(_renumbered(microbatch, ran) for microbatch in plan.slots[rank])
     return StepMicrobatches(
         batch=batch,
+        whole=whole,
         tree=replace(part, order_N=np.searchsorted(ran, part.order_N)),
         plan=replace(plan, slots=(slots,)),
         dp_rank=0,
     )
 
 
+def _with_load(model: TreeModel, step: StepMicrobatches | None, exchange: Exchange) -> TreeModel:
+    """The model with the loads of the whole step, where its load-balancing loss needs them before a microbatch."""
+    losses = model.router
+    if losses is None or losses.balance != "step" or losses.load is not None:
+        return model
+    own = model.routing.total([]) if step is None else count_step_load(model, step)
+    message = np.append(own.load_MX, own.num_tokens)
+    # Added up in the order of the ranks, so that all have the same bits.
+    total = np.sum(exchange.all_gather(message, [message.size] * exchange.ranks), axis=0)
+    load = replace(own, load_MX=total[:-1].reshape(own.load_MX.shape), num_tokens=float(total[-1]))
+    return replace(model, router=replace(losses, load=load))
+
+
 def _renumbered(microbatch: Microbatch, ran: NDArray[np.int64]) -> Microbatch:
     return replace(microbatch, trajectories=tuple(np.searchsorted(ran, microbatch.trajectories).tolist()))
 
 
-def _nothing() -> StepResult:
+def _nothing(model: TreeModel) -> StepResult:
     """The result of a rank that has nothing to run."""
     return StepResult(
         loss=0.0,
@@ -130,6 +143,6 @@ def _nothing() -> StepResult:
         num_microbatches=0,
         num_rounds=0,
         num_replayed=0,
-        router=None,
+        router=None if model.router is None else model.routing.total([]),
         seconds=0.0,
     )
