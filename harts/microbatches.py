@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from harts.data import Trajectory, TrajectoryBatch
 from harts.layout.flat import FlatLayout, flat_layout
 from harts.layout.packed import PackedLayout, pack
 from harts.models import TreeModel
+from harts.models.routing import StepColumns
 from harts.plan.plan import Plan, make_plan
 from harts.tree.prefix_tree import PrefixTree, build_prefix_tree, tree_from_lcp
 
@@ -24,9 +25,11 @@ class StepMicrobatches:
     """The trajectories of a step, checked, merged and placed."""
 
     batch: TrajectoryBatch
-    """All trajectories, as columns."""
+    """All trajectories, as columns; of a step that lies on several ranks, those that run here."""
+    whole: StepColumns
+    """Of the whole step: the batch, unless others run elsewhere."""
     tree: PrefixTree
-    """Of all of them."""
+    """Of the batch."""
     plan: Plan
     """Given, or made for one rank."""
     dp_rank: int
@@ -47,8 +50,7 @@ class StepMicrobatches:
         Raises:
             ValueError: As `train_step`.
         """
-        if execution not in ("tree", "flat"):
-            raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
+        check_execution(execution)
         batch = TrajectoryBatch.of(trajectories)
         batch.check_vocabulary(model.vocab_size)
         model.routing.check_routes(batch)
@@ -61,7 +63,7 @@ class StepMicrobatches:
                 sharing=execution == "tree",
             )
         _check_plan(plan, execution, dp_rank, batch.num_trajectories)
-        return cls(batch=batch, tree=tree, plan=plan, dp_rank=dp_rank)
+        return cls(batch=batch, whole=batch, tree=tree, plan=plan, dp_rank=dp_rank)
 
     def layouts(self, model: TreeModel) -> Iterator[tuple[NDArray[np.int64], PackedLayout | FlatLayout]]:
         """The trajectory numbers and the layout of every microbatch of the rank, one after the other."""
@@ -84,6 +86,12 @@ class StepMicrobatches:
         # as a tree without branches.
         chains = tree_from_lcp(members, self.batch.length_N[members], np.zeros_like(members))
         return pack(chains, self.batch, model.needs)
+
+
+def check_execution(execution: str) -> None:
+    """Raise a ValueError if there is no such execution."""
+    if execution not in get_args(Execution):
+        raise ValueError(f'execution is {execution!r}, expected "tree" or "flat".')
 
 
 def _check_plan(plan: Plan, execution: Execution, dp_rank: int, num_trajectories: int) -> None:

@@ -46,7 +46,7 @@ def count_load(
     """
     if model.router is None:
         raise ValueError("The model was prepared without router. Prepare it with router=harts.RouterLosses().")
-    return _count_load(
+    return count_step_load(
         model, StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank)
     )
 
@@ -84,7 +84,7 @@ def record_routes(
     shape = (step.batch.token_ids_F.size, len(model.routing.sites), model.routing.sites[0].num_active)
     routes_FMA = np.empty(shape, dtype=np.int32)
     for members, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, step.batch, RouterLosses(), keep_choices=True)
+        recorder = model.routing.recorder(layout, step.whole, RouterLosses(), keep_choices=True)
         assert recorder is not None
         model.hidden_states(layout, recorder)
         place_F = ranges(step.batch.offsets[members], step.batch.length_N[members])
@@ -102,15 +102,16 @@ def step_router_losses(model: TreeModel, step: StepMicrobatches) -> RouterLosses
             f'balance "step" needs the loads of all {step.plan.ranks} ranks before the first microbatch. Add up what '
             "harts.count_load gives on every rank, and pass the sum as RouterLosses.load."
         )
-    return replace(losses, load=_count_load(model, step))
+    return replace(losses, load=count_step_load(model, step))
 
 
 @torch.no_grad()
-def _count_load(model: TreeModel, step: StepMicrobatches) -> RouterStatistics:
+def count_step_load(model: TreeModel, step: StepMicrobatches) -> RouterStatistics:
+    """What the routers do with a step's microbatches of one rank, without gradients."""
     assert model.router is not None
     counting, routed = RouterLosses(count_weights=model.router.count_weights), []
     for _, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, step.batch, counting)
+        recorder = model.routing.recorder(layout, step.whole, counting)
         assert recorder is not None
         model.hidden_states(layout, recorder)
         routed.append(recorder.statistics())

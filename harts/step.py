@@ -91,14 +91,34 @@ def train_step(
     """
     begin = time.perf_counter()
     step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan, dp_rank)
-    batch = step.batch
-    check_streams(objective, batch)
-    loss_weight_P = loss_weights(batch, objective.normalization)  # over the whole step, so any plan gives one loss
+    check_streams(objective, step.batch)
+    # Over the whole step, so any plan gives one loss.
+    loss_weight_P = loss_weights(step.batch, objective.normalization)
+    return accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
 
+
+def accumulate_gradients(
+    model: TreeModel,
+    step: StepMicrobatches,
+    objective: Objective,
+    *,
+    loss_weight_P: NDArray[np.float64],
+    begin: float,
+) -> StepResult:
+    """Run a rank's microbatches, forward and backward.
+
+    Args:
+        model: As for `train_step`.
+        step: Of a plan.
+        objective: As for `train_step`.
+        loss_weight_P: [P] float64. Share of each trained token of the batch in the loss of the whole step.
+        begin: When the step began, by `time.perf_counter`.
+    """
+    batch = step.batch
     router = step_router_losses(model, step)
     loss, metrics, logprobs_P, layouts, routed = 0.0, {}, np.full(batch.trained_P.size, np.nan), [], []
     for members, layout in step.layouts(model):
-        recorder = model.routing.recorder(layout, batch, router)
+        recorder = model.routing.recorder(layout, step.whole, router)
         logprob_P, entropy_P = _logprobs(model, layout, recorder, with_entropy=objective.needs_entropy)
         output = objective(_streams(batch, members, loss_weight_P, logprob_P, entropy_P))
         output.loss.backward()
@@ -145,7 +165,7 @@ def compute_logprobs(
     step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
     logprobs_P = np.full(step.batch.trained_P.size, np.nan)
     for members, layout in step.layouts(model):
-        logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.batch))
+        logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.whole))
         logprobs_P[step.batch.policy_tokens(members)] = logprob_P.double().cpu().numpy()
     return logprobs_P
 

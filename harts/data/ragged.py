@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from typing import TypeVar
+
 import numpy as np
 from numpy.typing import NDArray
+
+Number = TypeVar("Number", bound=np.generic)
 
 
 def ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:
@@ -15,3 +19,14 @@ def ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int
     """
     before = np.cumsum(count) - count
     return np.arange(count.sum()) + np.repeat(begin - before, count)
+
+
+def split(values: NDArray[Number], count: NDArray[np.int64]) -> list[NDArray[Number]]:
+    """Views of the pieces that lie one after the other, `count[i]` entries long.
+
+    Example:
+        >>> [piece.tolist() for piece in split(np.array([4, 5, 6]), np.array([2, 0, 1]))]
+        [[4, 5], [], [6]]
+    """
+    ends = np.cumsum(count).tolist()
+    return [values[begin:end] for begin, end in zip([0, *ends[:-1]], ends, strict=False)]

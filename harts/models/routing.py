@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedModel
@@ -56,6 +57,20 @@ class RouterSite:
     """X."""
     num_active: int
     """A."""
+
+
+class StepColumns(Protocol):
+    """What losses of routers divide by: a `TrajectoryBatch`, or what a rank knows of a step that lies on several."""
+
+    @property
+    def length_N(self) -> NDArray[np.int64]:
+        """[N] int64. Tokens of each trajectory of the step."""
+        ...
+
+    @property
+    def weight_N(self) -> NDArray[np.float64]:
+        """[N] float64, >= 0."""
+        ...
 
 
 class Binding:
@@ -142,7 +157,7 @@ class Routing:
     def recorder(
         self,
         layout: PackedLayout | FlatLayout,
-        batch: TrajectoryBatch,
+        whole: StepColumns,
         losses: RouterLosses | None = None,
         *,
         keep_choices: bool = False,
@@ -151,7 +166,7 @@ class Routing:
 
         Args:
             layout: The microbatch.
-            batch: The whole step, of which it is a part.
+            whole: The whole step, of which it is a part.
             losses: What to count and add; None for nothing.
             keep_choices: Whether the recorder's `choices` is asked for.
 
@@ -161,11 +176,11 @@ class Routing:
         if losses is None and layout.routes_TMA is None:
             return None
         losses = RouterLosses() if losses is None else losses
-        count_N = batch.weight_N if losses.count_weights else np.ones(batch.num_trajectories)
+        count_N = whole.weight_N if losses.count_weights else np.ones_like(whole.weight_N)
         share = StepShare.of(
             layout.paths,
             count_weights=losses.count_weights,
-            num_step_tokens=float((count_N * batch.length_N).sum()),
+            num_step_tokens=float((count_N * whole.length_N).sum()),
             num_step_trajectories=float(count_N.sum()),
         )
         return RouterRecorder(self.layers, losses, share=share, given_TMA=layout.routes_TMA, keep_choices=keep_choices)

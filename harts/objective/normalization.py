@@ -42,19 +42,37 @@ def loss_weights(batch: TrajectoryBatch, normalization: Normalization) -> NDArra
         >>> loss_weights(batch, "sequence").tolist()
         [0.25, 0.25, 0.5]
     """
-    check_normalization(normalization)
     count_N = np.bincount(batch.trajectory_P, minlength=batch.weight_N.size)
-    active_N = (count_N > 0) & (batch.weight_N > 0)
+    return token_shares(batch.weight_N, count_N, batch.group_N, normalization)[batch.trajectory_P]
+
+
+def token_shares(
+    weight_N: NDArray[np.float64], count_N: NDArray[np.int64], group_N: NDArray[np.int64], normalization: Normalization
+) -> NDArray[np.float64]:
+    """The share of one trained token of each trajectory: what `loss_weights` gives all tokens of a trajectory.
+
+    Args:
+        weight_N: [N] float64, >= 0, of all trajectories of the step.
+        count_N: [N] int64. Trained tokens of each.
+        group_N: [N] int64. Group ids.
+        normalization: As for `loss_weights`.
+
+    Returns:
+        [N] float64; 0 for trajectories that count for nothing.
+
+    Raises:
+        ValueError: As `loss_weights`.
+    """
+    check_normalization(normalization)
+    active_N = (count_N > 0) & (weight_N > 0)
     if not active_N.any():
-        raise ValueError(_nothing_trained(batch))
-    weight_N = np.where(active_N, batch.weight_N, 0.0)
+        raise ValueError(_nothing_trained(count_N))
+    weight_N = np.where(active_N, weight_N, 0.0)
     if normalization == "sequence":
-        share_N = weight_N / np.maximum(count_N, 1) / weight_N.sum()
-    elif normalization == "token":
-        share_N = weight_N / (weight_N * count_N).sum()
-    else:
-        share_N = _group_shares(weight_N, count_N, batch.group_N)
-    return share_N[batch.trajectory_P]
+        return weight_N / np.maximum(count_N, 1) / weight_N.sum()
+    if normalization == "token":
+        return weight_N / (weight_N * count_N).sum()
+    return _group_shares(weight_N, count_N, group_N)
 
 
 def check_normalization(normalization: str) -> None:
@@ -74,13 +92,13 @@ def _group_shares(
     return share_N
 
 
-def _nothing_trained(batch: TrajectoryBatch) -> str:
-    if batch.trained_P.size == 0:
+def _nothing_trained(count_N: NDArray[np.int64]) -> str:
+    if not count_N.any():
         return (
-            f"Got {batch.weight_N.size} trajectories without a trained token, expected at least one. "
+            f"Got {count_N.size} trajectories without a trained token, expected at least one. "
             "Set loss_mask where the policy wrote the token, or skip the step."
         )
     return (
-        f"Got weight 0 for every trajectory with trained tokens ({batch.weight_N.size} in all), expected one above 0. "
+        f"Got weight 0 for every trajectory with trained tokens ({count_N.size} in all), expected one above 0. "
         "Give the trajectories that should count a positive weight, or skip the step."
     )

@@ -1,0 +1,132 @@
+"""The prefix tree across ranks: processor time and bytes, against one process that has all tokens.
+
+    python -m benchmarks.ranks                    10^8 token ids on 8 ranks, a minute; reports/ranks.md
+    python -m benchmarks.ranks --quick --no-report
+
+Ranks are threads that take turns; their processor time is that of a rank alone, without the network. Every result is
+compared with the order and common prefixes of one process before a figure is printed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks.evidence import markdown_table, provenance, report_file
+from harts.data.exchange import ThreadExchange, run_in_threads
+from harts.data.ragged import ranges
+from harts.plan.simulate import per_call
+from harts.tree import PrefixTree, tree_from_lcp
+from harts.tree.across_ranks import sort_across_ranks
+from harts.tree.identities import TokenIdentities
+from harts.tree.lcp import sort_tokens
+
+Row = dict[str, object]
+RANKS = 8
+
+
+def main() -> None:
+    """Measure and write the report."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--json", action="store_true", help="print one line of JSON")
+    parser.add_argument("--quick", action="store_true", help="a hundredth of the tokens")
+    parser.add_argument("--no-report", action="store_true", help="leave reports/ranks.md as it is")
+    options = parser.parse_args()
+    list(measure(64))  # compiles, or loads from the cache
+    rows = list(measure(100 if options.quick else 10_000))
+    if not options.no_report:
+        facts = "\n".join(f"- {name}: {value}" for name, value in provenance().items())
+        text = f"# The prefix tree across ranks\n\n{facts}\n\n{markdown_table(rows)}\n"
+        report_file("ranks.md").write_text(text, encoding="utf-8")
+    print(json.dumps({"rows": rows, **provenance()}) if options.json else markdown_table(rows))
+
+
+def measure(trajectories: int) -> Iterator[Row]:
+    """Two shapes of about 10,000 tokens a trajectory and one of 200, each dealt in two ways."""
+    shapes = (
+        ("16 of a prompt", siblings(trajectories, 10_000), 16),
+        ("one a call", per_call(trajectories), 160),
+        ("16 short ones of a prompt", siblings(10 * trajectories, 200), 16),
+    )
+    for name, tree, group in shapes:
+        number_N = np.arange(tree.length_N.size)
+        tokens_F, offsets = tokens_of(tree, seed=0)
+        begin = time.thread_time()
+        order_N, lcp_N = sort_tokens(tokens_F, offsets)
+        alone = time.thread_time() - begin
+        rng = np.random.default_rng(1)
+        for dealing in ("whole groups", "at random"):
+            rank_N = number_N // group % RANKS if dealing == "whole groups" else rng.integers(0, RANKS, number_N.size)
+            yield {
+                "trajectories": number_N.size,
+                "shape": name,
+                "token ids": tokens_F.size,
+                "distinct": tree.num_tokens,
+                "dealt": dealing,
+                "CPU s, one process": alone,
+                **across_ranks(tokens_F, offsets, rank_N, (order_N, lcp_N)),
+            }
+
+
+def siblings(trajectories: int, length: int) -> PrefixTree:
+    """Sixteen trajectories a prompt, which is half of each."""
+    number_N = np.arange(trajectories)
+    return tree_from_lcp(number_N, np.full_like(number_N, length), np.where(number_N % 16 > 0, length // 2, 0))
+
+
+def across_ranks(
+    tokens_F: NDArray[np.int64],
+    offsets: NDArray[np.int64],
+    rank_N: NDArray[np.int64],
+    expected: tuple[NDArray[np.int64], NDArray[np.int64]],
+) -> Row:
+    """Seconds and bytes of the rank with the most.
+
+    Raises:
+        SystemExit: If a rank's result is not that of one process.
+    """
+    length_N = np.diff(offsets)
+
+    def work(exchange: ThreadExchange) -> tuple[float, int, int]:
+        mine = np.flatnonzero(rank_N == exchange.rank)
+        part = TokenIdentities(
+            token_ids_F=tokens_F[ranges(offsets[mine], length_N[mine])],
+            offsets=np.concatenate([[0], np.cumsum(length_N[mine])]),
+        )
+        begin = time.thread_time()
+        found = sort_across_ranks(part, exchange, numbers=mine)  # type: ignore[arg-type]
+        seconds = time.thread_time() - begin
+        for got, wanted in zip((found.order_N, found.lcp_N), expected, strict=True):
+            if not np.array_equal(got, wanted):
+                raise SystemExit(f"Rank {exchange.rank} found another order than one process.")
+        return seconds, exchange.bytes_received, exchange.num_calls
+
+    found = run_in_threads(RANKS, work)
+    received = [megabytes / 1e6 for _, megabytes, _ in found]
+    return {
+        "CPU s, slowest rank": max(seconds for seconds, _, _ in found),
+        "MB received, a rank": sum(received) / RANKS,
+        "MB, most": max(received),
+        "MB, all ids of the others": 4 * tokens_F.size * (RANKS - 1) / RANKS / 1e6,
+        "calls": found[0][2],
+    }
+
+
+def tokens_of(tree: PrefixTree, *, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Random token ids that share what the tree says, as flat ids and offsets."""
+    rng = np.random.default_rng(seed)
+    offsets = np.concatenate([[0], np.cumsum(tree.length_N)])
+    tokens_F = rng.integers(0, 150_000, offsets[-1])
+    for i in range(1, tree.length_N.size):
+        lcp = tree.lcp_N[i]
+        tokens_F[offsets[i] : offsets[i] + lcp] = tokens_F[offsets[i - 1] : offsets[i - 1] + lcp]
+    return tokens_F, offsets
+
+
+if __name__ == "__main__":
+    main()

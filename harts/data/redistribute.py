@@ -1,0 +1,255 @@
+"""Trajectories to the ranks that run them, as bytes whose number every rank knows before.
+
+A trajectory travels once, from the rank that holds it to the one that runs it, if these differ. Of its streams the
+trained tokens are sent, for nothing else is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harts.data.batch import STREAMS
+from harts.data.exchange import Exchange
+from harts.data.ragged import split
+from harts.data.trajectory import Trajectory
+
+_HEAD = 6
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class TrajectoryRecords:
+    """What all ranks know of each trajectory of the step, by number."""
+
+    numbers: NDArray[np.int64]
+    """[n] int64. Numbers of this rank's trajectories, in the order given."""
+    rank_N: NDArray[np.int64]
+    """[N] int64. Rank that holds it."""
+    length_N: NDArray[np.int64]
+    """[N] int64, >= 1. Tokens."""
+    count_N: NDArray[np.int64]
+    """[N] int64. Trained tokens."""
+    group_N: NDArray[np.int64]
+    """[N] int64. Group id."""
+    weight_N: NDArray[np.float64]
+    """[N] float64, >= 0."""
+    temperature_N: NDArray[np.float64]
+    """[N] float64, > 0."""
+    with_stream: tuple[bool, ...]
+    """Which of `STREAMS` trajectories carry."""
+    with_share_key: bool
+    """Whether any carries a share key."""
+    routes_shape: tuple[int, int] | None
+    """Layers and experts of recorded routes; None if there are none."""
+    wide_ids: bool
+    """Whether token ids need 64 bits."""
+
+
+def gather_records(
+    trajectories: Sequence[Trajectory],
+    exchange: Exchange,
+    numbers: NDArray[np.int64],
+    *,
+    rank_N: NDArray[np.int64],
+    length_N: NDArray[np.int64],
+) -> TrajectoryRecords:
+    """Tell all ranks what a step's normalisers and the sizes of messages depend on: 32 bytes a trajectory.
+
+    Args:
+        trajectories: Of this rank, checked.
+        exchange: With the others.
+        numbers: [n] int64. Their numbers in the step.
+        rank_N: [N] int64, by number. Rank that holds each.
+        length_N: [N] int64, by number. Tokens of each.
+
+    Raises:
+        ValueError: On all ranks, if some trajectories carry a stream or routes and others do not.
+    """
+    own = [trajectories[i] for i in np.argsort(numbers)]
+    counts = np.bincount(rank_N, minlength=exchange.ranks)
+    message = np.concatenate(
+        [
+            _head(own),
+            np.array([t.loss_mask.sum() for t in own], dtype=np.int64),
+            np.array([t.group_id for t in own], dtype=np.int64),
+            np.array([t.weight for t in own], dtype=np.float64).view(np.int64),
+            np.array([t.temperature for t in own], dtype=np.float64).view(np.int64),
+        ]
+    )
+    gathered = exchange.all_gather(message, (_HEAD + 4 * counts).tolist())
+    heads = np.stack([message[:_HEAD] for message in gathered])
+    columns = np.concatenate([message[_HEAD:].reshape(4, -1) for message in gathered], axis=1)
+    by_number = np.empty_like(columns)
+    by_number[:, np.argsort(rank_N, kind="stable")] = columns
+    given = heads[counts > 0]
+    _check_heads(given, np.flatnonzero(counts))
+    sampling, ref, has_key, layers, experts, largest = given.max(axis=0).tolist()
+    return TrajectoryRecords(
+        numbers=numbers,
+        rank_N=rank_N,
+        length_N=length_N,
+        count_N=by_number[0],
+        group_N=by_number[1],
+        weight_N=by_number[2].view(np.float64),
+        temperature_N=by_number[3].view(np.float64),
+        with_stream=(True, bool(sampling), bool(ref)),
+        with_share_key=bool(has_key),
+        routes_shape=None if layers < 0 else (layers, experts),
+        wide_ids=largest >= 2**31,
+    )
+
+
+def redistribute(
+    trajectories: Sequence[Trajectory],
+    exchange: Exchange,
+    records: TrajectoryRecords,
+    target_N: NDArray[np.int64],
+) -> list[Trajectory]:
+    """Send every trajectory to the rank that runs it.
+
+    Args:
+        trajectories: Of this rank.
+        exchange: With the others.
+        records: Of all trajectories.
+        target_N: [N] int64, by number. Rank that runs each.
+
+    Returns:
+        What this rank runs, by ascending number. Streams of trajectories from elsewhere are zero where nothing is
+        trained.
+    """
+    me, own = exchange.rank, dict(zip(records.numbers.tolist(), trajectories, strict=True))
+    leaving = [np.flatnonzero((records.rank_N == me) & (target_N == other)) for other in range(exchange.ranks)]
+    coming = [np.flatnonzero((records.rank_N == other) & (target_N == me)) for other in range(exchange.ranks)]
+    stay, leaving[me], coming[me] = leaving[me], leaving[me][:0], coming[me][:0]
+    parts = [_to_bytes([own[i] for i in some.tolist()], records) for some in leaving]
+    received = exchange.all_to_all(parts, [_num_bytes(some, records) for some in coming])
+    here = {i: own[i] for i in stay.tolist()}
+    for some, message in zip(coming, received, strict=True):
+        here |= zip(some.tolist(), _from_bytes(message, some, records), strict=True)
+    return [here[i] for i in sorted(here)]
+
+
+def return_values(
+    values_P: NDArray[np.float64],
+    exchange: Exchange,
+    records: TrajectoryRecords,
+    target_N: NDArray[np.int64],
+) -> NDArray[np.float64]:
+    """Send a value of each trained token back to the rank that holds its trajectory.
+
+    Args:
+        values_P: [P] float64, of the trajectories that ran here, by ascending number.
+        exchange: With the others.
+        records: Of all trajectories.
+        target_N: [N] int64, by number. Rank that ran each.
+
+    Returns:
+        [P] float64, of this rank's trajectories, in the order given.
+    """
+    me, ranks = exchange.rank, range(exchange.ranks)
+    ran = np.flatnonzero(target_N == me)
+    pieces = dict(zip(ran.tolist(), split(values_P, records.count_N[ran]), strict=True))
+    back = [np.flatnonzero((target_N == me) & (records.rank_N == other)).tolist() for other in ranks]
+    home = [np.flatnonzero((target_N == other) & (records.rank_N == me)) for other in ranks]
+    sent = [np.concatenate([values_P[:0], *(pieces[i] for i in some)]) for some in back]
+    received = exchange.all_to_all(sent, [int(records.count_N[some].sum()) for some in home])
+    returned: dict[int, NDArray[np.float64]] = {}
+    for some, values in zip(home, received, strict=True):
+        returned |= zip(some.tolist(), split(values, records.count_N[some]), strict=True)
+    return np.concatenate([values_P[:0], *(returned[i] for i in records.numbers.tolist())])
+
+
+def _head(own: Sequence[Trajectory]) -> NDArray[np.int64]:
+    """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, and the largest id."""
+    if not own:
+        return np.array([0, 0, 0, -1, -1, -1])
+    first = own[0]
+    shape = (-1, -1) if first.routes is None else first.routes.shape[1:]
+    has_key = any(t.share_key is not None for t in own)
+    largest = max(int(t.token_ids.max()) for t in own)
+    return np.array(
+        [first.sampling_logprobs is not None, first.ref_logprobs is not None, has_key, *shape, largest], dtype=np.int64
+    )
+
+
+def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
+    for column, name in enumerate(["sampling_logprobs", "ref_logprobs", "", "routes", "routes"]):
+        other = np.flatnonzero(heads[:, column] != heads[0, column])
+        if name and other.size:
+            raise ValueError(
+                f"Trajectories of rank {ranks[0]} and those of rank {ranks[other[0]]} differ in {name}: some carry "
+                "none, or of another model. Give them for all trajectories of the step or for none."
+            )
+
+
+def _columns(some: NDArray[np.int64], records: TrajectoryRecords) -> Iterator[tuple[str, type, int]]:
+    """Name, type and number of entries of each array that some trajectories are sent as."""
+    tokens, trained = int(records.length_N[some].sum()), int(records.count_N[some].sum())
+    yield "token_ids", np.int64 if records.wide_ids else np.int32, tokens
+    yield "loss_mask", np.uint8, -(-tokens // 8)
+    for name, has in zip(STREAMS, records.with_stream, strict=True):
+        if has:
+            yield name, np.float64, trained
+    if records.with_share_key:
+        yield "share_key", np.int64, tokens
+    if records.routes_shape is not None:
+        yield "routes", np.int32, tokens * records.routes_shape[0] * records.routes_shape[1]
+
+
+def _num_bytes(some: NDArray[np.int64], records: TrajectoryRecords) -> int:
+    return sum(np.dtype(kind).itemsize * count for _, kind, count in _columns(some, records))
+
+
+def _to_bytes(trajectories: Sequence[Trajectory], records: TrajectoryRecords) -> NDArray[np.uint8]:
+    columns = []
+    for name, kind, _ in _columns(np.zeros(0, dtype=np.int64), records):
+        values = [_values(t, name) for t in trajectories] or [np.zeros(0)]
+        column = np.concatenate(values)
+        columns.append(np.packbits(column.astype(bool)) if name == "loss_mask" else column.astype(kind).view(np.uint8))
+    return np.concatenate(columns)
+
+
+def _values(trajectory: Trajectory, name: str) -> NDArray[np.generic]:
+    """What is sent of a stream, flat."""
+    if name == "share_key" and trajectory.share_key is None:
+        return np.zeros(len(trajectory), dtype=np.int64)
+    values: NDArray[np.generic] = getattr(trajectory, name)
+    return values[trajectory.loss_mask] if name in STREAMS else values.reshape(-1)
+
+
+def _from_bytes(message: NDArray[np.uint8], some: NDArray[np.int64], records: TrajectoryRecords) -> list[Trajectory]:
+    columns, begin = {}, 0
+    for name, kind, count in _columns(some, records):
+        end = begin + np.dtype(kind).itemsize * count
+        columns[name] = np.frombuffer(message[begin:end].tobytes(), dtype=kind)
+        begin = end
+    mask_F = np.unpackbits(columns["loss_mask"], count=int(records.length_N[some].sum())).astype(bool)
+    columns["token_ids"] = columns["token_ids"].astype(np.int64)
+    if "routes" in columns:
+        columns["routes"] = columns["routes"].reshape(-1, *(records.routes_shape or ()))
+    columns["loss_mask"] = mask_F
+    pieces = {}
+    for name, column in columns.items():
+        pieces[name] = split(column, (records.count_N if name in STREAMS else records.length_N)[some])
+    for name in set(columns) & set(STREAMS):
+        both = zip(pieces[name], pieces["loss_mask"], strict=True)
+        pieces[name] = [_full(values, mask) for values, mask in both]
+    return [
+        Trajectory(
+            **{name: parts[place] for name, parts in pieces.items()},
+            group_id=int(records.group_N[number]),
+            temperature=float(records.temperature_N[number]),
+            weight=float(records.weight_N[number]),
+        )
+        for place, number in enumerate(some.tolist())
+    ]
+
+
+def _full(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """A stream over all tokens from its trained ones."""
+    full = np.zeros(mask.size)
+    full[mask] = values
+    return full
