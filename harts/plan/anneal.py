@@ -21,7 +21,10 @@ STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
-WORK_WEIGHT = 0.1
+OVER_WEIGHT, OVER_GROWTH = 0.3, 1.015
+"""Weight of tokens beyond the limit in units of the mean work of a token, and its factor from stage to stage; the last
+is six times the first. Passing through plans that break the limit reaches fewer microbatches than keeping it."""
+WORK_WEIGHT = 1.0
 """Weight of the mean work of a rank beside the makespan: of equal makespans, prefer less work."""
 
 
@@ -60,6 +63,8 @@ class Shape(NamedTuple):
     barrier: bool
     height: float
     """Work of a microbatch in a perfectly even plan."""
+    token_work: float
+    """Mean work of a token."""
 
 
 @numba.njit(cache=True)
@@ -218,73 +223,85 @@ def _exchange(shape, state, count, source, target):
 
 
 @numba.njit(cache=True)
+def _over(shape, state, number):
+    """Tokens of a microbatch beyond the limit."""
+    return max(state.tokens_B[number] - shape.limit, 0)
+
+
+@numba.njit(cache=True)
 def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
-    makespan, penalty = energy
-    temperature, work_weight, penalty_weight = limits
+    makespan, penalty, over = energy
+    temperature, work_weight, penalty_weight, over_weight = limits
     count, source, target = _propose(shape, state, random)
     if count == 0:
         return energy
     work_before = state.work_B[source] + state.work_B[target]
     penalty_after = penalty - _sixth_power(shape, state.work_B[source]) - _sixth_power(shape, state.work_B[target])
+    over_after = over - _over(shape, state, source) - _over(shape, state, target)
     _exchange(shape, state, count, source, target)
-    if state.tokens_B[target] <= shape.limit and state.tokens_B[source] <= shape.limit:
-        _sort_two(state, source, target)
-        makespan_after = _makespan(shape, state)
-        work_after = state.work_B[source] + state.work_B[target]
-        penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
-        rise = makespan_after - makespan + work_weight * (work_after - work_before)
-        rise += penalty_weight * (penalty_after - penalty)
-        if rise <= 0 or rise <= temperature * _exponential(random):
-            return makespan_after, penalty_after
-        _exchange(shape, state, count, source, target)
-        _sort_two(state, source, target)
-    else:
-        _exchange(shape, state, count, source, target)
+    over_after += _over(shape, state, source) + _over(shape, state, target)
+    _sort_two(state, source, target)
+    makespan_after = _makespan(shape, state)
+    work_after = state.work_B[source] + state.work_B[target]
+    penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
+    rise = makespan_after - makespan + work_weight * (work_after - work_before)
+    rise += penalty_weight * (penalty_after - penalty) + over_weight * (over_after - over)
+    if rise <= 0 or rise <= temperature * _exponential(random):
+        return makespan_after, penalty_after, over_after
+    _exchange(shape, state, count, source, target)
+    _sort_two(state, source, target)
     return energy
 
 
 @numba.njit(cache=True)
 def _anneal(shape, state, random, moves, spread):
-    """Run all stages from the state given; returns the best assignment seen."""
+    """Run all stages from the state given; returns the best assignment seen and whether it keeps the limit."""
     for job in range(state.bin_J.size):
         _insert(shape, state, job, state.bin_J[job])
     _sort_all(state)
+    over = 0
+    for number in range(state.work_B.size):
+        over += _over(shape, state, number)
     best = _makespan(shape, state)
     best_J = state.bin_J.copy()
+    is_found = over == 0
+    over_weight = OVER_WEIGHT * shape.token_work
     temperature, penalty_weight = HOT * best / state.bin_J.size, spread * 0.3 * shape.height / state.work_B.size
     for stage in range(STAGES):
         # What guides the search at first must not keep it from the shortest at last.
         fade = 1.0 - stage / STAGES
-        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight)
+        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight, over_weight)
         penalty = 0.0
         for work in state.work_B:
             penalty += _sixth_power(shape, work)
-        energy = (_makespan(shape, state), penalty)
+        energy = (_makespan(shape, state), penalty, over)
         for _ in range(moves // STAGES):
             energy = _try_move(shape, state, random, energy, limits)
-            if energy[0] < best:
-                best = energy[0]
+            if energy[2] == 0 and (energy[0] < best or not is_found):
+                best, is_found = energy[0], True
                 best_J[:] = state.bin_J
+        over = energy[2]
         temperature *= COOLING
-    return best_J
+        over_weight *= OVER_GROWTH
+    return best_J, is_found
 
 
 def anneal(
     problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, spread: float
-) -> NDArray[np.int64]:
+) -> NDArray[np.int64] | None:
     """Improve a packing.
 
     Args:
         problem: The jobs; jobs x bins decide the memory.
-        bin_J: [J] int64. The packing to start from; each bin within the token limit.
+        bin_J: [J] int64. The packing to start from; bins may hold more tokens than the limit.
         num_bins: Bins that may be used, a multiple of the ranks.
         moves: Moves tried.
         seed: Of the random numbers.
         spread: Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins.
 
     Returns:
-        [J] int64, the assignment of least makespan seen; bins may be empty.
+        [J] int64, the assignment of least makespan seen within the limit, or None if none was; bins may be empty.
     """
     jobs, segments = problem.num_jobs, problem.parent_S.size
     first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
@@ -299,6 +316,7 @@ def anneal(
         problem.limit,
         problem.barrier,
         max(problem.total_work / num_bins, 1.0),
+        problem.total_work / int(problem.size_S.sum()),
     )
     zeros_B = np.zeros(num_bins, dtype=np.int64)
     state = State(
@@ -310,7 +328,8 @@ def anneal(
         zeros_B.copy(),
         np.zeros(max(jobs, 2), dtype=np.int64),
     )
-    return _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, spread)
+    best_J, is_found = _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, spread)
+    return best_J if is_found else None
 
 
 @numba.njit(cache=True)

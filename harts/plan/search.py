@@ -22,8 +22,8 @@ FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
 
 
-MAX_ANNEALED = 3
-"""Numbers of slots for which steps are annealed."""
+FEWER_ATTEMPTS = 2
+"""Annealings that look for a plan with a slot less than the best has."""
 SPREADS = (0.0, 0.3)
 """Weights of the penalty on uneven microbatches, each of which is tried."""
 MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 3000, 60_000, 1_500_000
@@ -62,7 +62,7 @@ def search(problem: Problem, *, seed: int) -> Found:
         fewest = min(candidate.num_slots for candidate in candidates)
         candidates += _balanced(problem, bound, fewest)
         if is_small and min(candidates, key=_order).makespan > bound.makespan:
-            candidates += _annealed(problem, candidates, seed)
+            candidates += _annealed(problem, candidates, bound, seed)
     return Found(
         schedule=min(candidates, key=_order),
         bound=bound,
@@ -104,31 +104,68 @@ def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Sche
                 yield packed
 
 
-def _annealed(problem: Problem, candidates: list[Schedule], seed: int) -> Iterator[Schedule]:
+def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, seed: int) -> Iterator[Schedule]:
     """The best candidates of different numbers of slots, annealed shortly; then the best of these at length."""
     starts: dict[int, Schedule] = {}
     for candidate in sorted(candidates, key=_order):
         starts.setdefault(candidate.num_slots, candidate)
     best = next(iter(starts.values()))
-    starts.setdefault(best.num_slots + 1, best)
-    in_turn = sorted(starts.items(), key=lambda item: (item[1].makespan, item[0]))
     moves = max(MIN_MOVES, min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs))
-    tried: list[tuple[Schedule, int, float]] = []
-    for num_slots, start in in_turn[:MAX_ANNEALED]:
-        if problem.num_jobs * num_slots * problem.ranks <= MAX_ANNEALED_CELLS:
-            for spread in SPREADS:
-                found = _anneal_once(problem, start, num_slots, (moves // 6, spread, seed))
-                tried.append((found, num_slots, spread))
-                yield found
+    tried: list[tuple[Schedule, float]] = []
+    # Packing never tries fewer slots than it needs to keep the limit; annealing may pass through plans that break it.
+    fewer: Schedule | None = best
+    while fewer is not None and _is_promising(problem, bound, fewer.num_slots - 1, best):
+        num_bins = (fewer.num_slots - 1) * problem.ranks
+        start = min([fewer, *candidates], key=lambda candidate: _work_beyond(candidate, num_bins))
+        num_slots, fewer = fewer.num_slots - 1, None
+        for attempt in range(FEWER_ATTEMPTS):
+            how = (moves // 3, SPREADS[-1], seed + attempt)
+            fewer = fewer or _anneal_once(problem, start, num_slots, how)
+        if fewer is not None:
+            tried.append((fewer, SPREADS[-1]))
+            yield fewer
+    for num_slots in (best.num_slots, best.num_slots + 1):
+        if not _is_promising(problem, bound, num_slots, min([best, *(found for found, _ in tried)], key=_order)):
+            continue
+        for spread in SPREADS:
+            found = _anneal_once(problem, starts.get(num_slots, best), num_slots, (moves // 6, spread, seed))
+            assert found is not None, "the start keeps the limit"
+            tried.append((found, spread))
+            yield found
     if tried:
-        start, num_slots, spread = min(tried, key=lambda item: _order(item[0]))
-        yield _anneal_once(problem, start, num_slots, (moves, spread, seed + 1))
+        start, spread = min(tried, key=lambda item: _order(item[0]))
+        found = _anneal_once(problem, start, start.num_slots, (moves, spread, seed + 1))
+        assert found is not None, "the start keeps the limit"
+        yield found
 
 
-def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule:
+def _work_beyond(candidate: Schedule, num_bins: int) -> int:
+    """Work of all but the largest microbatches."""
+    return int(np.sort(candidate.work_B)[: max(candidate.work_B.size - num_bins, 0)].sum())
+
+
+def _is_promising(problem: Problem, bound: LowerBound, num_slots: int, best: Schedule) -> bool:
+    """Whether so many slots may give a shorter step than the best, and the counters of the annealing fit."""
+    if num_slots < bound.slots or problem.num_jobs * num_slots * problem.ranks > MAX_ANNEALED_CELLS:
+        return False
+    return bound.work + num_slots * problem.overhead < best.makespan
+
+
+def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule | None:
     moves, spread, seed = how
+    num_bins = num_slots * problem.ranks
     # Annealing counts on microbatch b being on rank b % ranks.
     bin_J = (start.places.slot_B * problem.ranks + start.places.rank_B)[start.bin_J]
-    num_bins = num_slots * problem.ranks
+    if start.num_slots > num_slots:
+        bin_J = _dissolved(bin_J, num_bins)
     found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, spread=spread)
-    return schedule(problem, portfolio.close_gaps(found_J))
+    return None if found_J is None else schedule(problem, portfolio.close_gaps(found_J))
+
+
+def _dissolved(bin_J: NDArray[np.int64], num_bins: int) -> NDArray[np.int64]:
+    """Jobs of bins from `num_bins` on, the smallest, join the nearest job in lexicographic order of another bin."""
+    stays_K = np.flatnonzero(bin_J < num_bins)
+    after_J = np.clip(np.searchsorted(stays_K, np.arange(bin_J.size)), 0, stays_K.size - 1)
+    before_J = np.maximum(after_J - 1, 0)
+    distance_J = np.abs(np.arange(bin_J.size) - stays_K[[before_J, after_J]])
+    return bin_J[np.where(distance_J[0] < distance_J[1], stays_K[before_J], stays_K[after_J])]

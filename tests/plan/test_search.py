@@ -120,7 +120,7 @@ def test_plans_are_the_same_every_time():
     plans = [make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, ranks=4) for _ in range(2)]
     assert plans[0].digest == plans[1].digest
     # The same on every machine: stored from another run.
-    assert plans[0].digest[:16] == "23e6f1cda02c272b"
+    assert plans[0].digest[:16] == "8b9d72584a334fb6"
 
 
 def test_an_impossible_number_of_ranks_is_named():
