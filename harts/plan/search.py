@@ -54,9 +54,8 @@ def search(problem: Problem, *, seed: int) -> Found:
     bound = lower_bound(problem)
     peers = {name: schedule(problem, bin_J) for name, bin_J in _members(problem)}
     is_small = problem.num_jobs <= FEW_JOBS
-    rules = pack.RULES if is_small else (pack.FIRST_FIT,)
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in rules)]
+    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in pack.RULES)]
     candidates = [*peers.values(), *(schedule(problem, bin_J) for bin_J in compact)]
     if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
         fewest = min(candidate.num_slots for candidate in candidates)
@@ -86,16 +85,15 @@ def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
 
 
 def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Schedule]:
-    """Packings into a few numbers of slots from the fewest on; with many jobs, the quickest way only."""
-    is_small = problem.num_jobs <= FEW_JOBS
-    rules, extra, tolerance = pack.RULES, MAX_EXTRA_SLOTS, FINE_TOLERANCE
-    if not is_small:
-        rules, extra, tolerance = (pack.FIRST_FIT,), 0, COARSE_TOLERANCE
+    """Packings into a few numbers of slots from the fewest on."""
+    extra, tolerance = MAX_EXTRA_SLOTS, FINE_TOLERANCE
+    if problem.num_jobs > FEW_JOBS:
+        extra, tolerance = 1, COARSE_TOLERANCE
     best = 0
     for num_slots in range(fewest, fewest + extra + 1):
         if 0 < best <= bound.work + num_slots * problem.overhead:
             return
-        for rule in rules:
+        for rule in pack.RULES:
             guess = bound.work // num_slots
             bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
             if bin_J is not None:
