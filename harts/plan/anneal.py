@@ -15,8 +15,6 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-HOT = 0.5
-"""Temperature at the beginning, as a part of the makespan that each job has on average."""
 STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
@@ -45,6 +43,15 @@ class State(NamedTuple):
     """Place of each in `sorted_B`."""
     moved: NDArray[np.int64]
     """Jobs of the move at hand; scratch."""
+
+
+class Style(NamedTuple):
+    """How to anneal. What is best differs from step to step, so several are tried."""
+
+    heat: float
+    """Temperature at the beginning, as a part of the makespan that each job has on average."""
+    spread: float
+    """Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins."""
 
 
 class Shape(NamedTuple):
@@ -186,6 +193,9 @@ def _propose(shape, state, random):
     if _below(random, 8) > 0:
         distance = 1 + _below(random, 8)
         partner = job + distance if _below(random, 2) > 0 else job - distance
+        step = 1 if partner > job else -1
+        while 0 <= partner < jobs and state.bin_J[partner] == state.bin_J[job]:
+            partner += step
         if partner < 0 or partner >= jobs:
             return 0, 0, 0
     source, target = state.bin_J[job], state.bin_J[partner]
@@ -255,7 +265,7 @@ def _try_move(shape, state, random, energy, limits):
 
 
 @numba.njit(cache=True)
-def _anneal(shape, state, random, moves, spread):
+def _anneal(shape, state, random, moves, style):
     """Run all stages from the state given; returns the best assignment seen and whether it keeps the limit."""
     for job in range(state.bin_J.size):
         _insert(shape, state, job, state.bin_J[job])
@@ -267,7 +277,8 @@ def _anneal(shape, state, random, moves, spread):
     best_J = state.bin_J.copy()
     is_found = over == 0
     over_weight = OVER_WEIGHT * shape.token_work
-    temperature, penalty_weight = HOT * best / state.bin_J.size, spread * 0.3 * shape.height / state.work_B.size
+    temperature = style.heat * best / state.bin_J.size
+    penalty_weight = style.spread * 0.3 * shape.height / state.work_B.size
     for stage in range(STAGES):
         # What guides the search at first must not keep it from the shortest at last.
         fade = 1.0 - stage / STAGES
@@ -288,7 +299,7 @@ def _anneal(shape, state, random, moves, spread):
 
 
 def anneal(
-    problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, spread: float
+    problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, style: Style
 ) -> NDArray[np.int64] | None:
     """Improve a packing.
 
@@ -298,11 +309,77 @@ def anneal(
         num_bins: Bins that may be used, a multiple of the ranks.
         moves: Moves tried.
         seed: Of the random numbers.
-        spread: Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins.
+        style: How.
 
     Returns:
         [J] int64, the assignment of least makespan seen within the limit, or None if none was; bins may be empty.
     """
+    shape, state = _prepared(problem, bin_J, num_bins)
+    best_J, is_found = _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, style)
+    return best_J if is_found else None
+
+
+def level(problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int) -> NDArray[np.int64]:
+    """Even out the slots of a packing; neither the makespan nor the work of all bins grows.
+
+    Args:
+        problem: With barriers.
+        bin_J: [J] int64. The packing to start from, each bin within the token limit.
+        num_bins: Bins that may be used, a multiple of the ranks.
+        moves: Moves tried.
+        seed: Of the random numbers.
+
+    Returns:
+        [J] int64, the assignment; bins may be empty.
+    """
+    shape, state = _prepared(problem, bin_J, num_bins)
+    _level(shape, state, np.array([seed], dtype=np.uint64), moves)
+    return state.bin_J
+
+
+@numba.njit(cache=True)
+def _unevenness(shape, state):
+    """Sum over slots of the fourth power of the largest over the mean, less 1: the worst slots count."""
+    total = 0.0
+    for begin in range(0, state.sorted_B.size, shape.ranks):
+        work = 0
+        for place in range(begin, begin + shape.ranks):
+            work += state.work_B[state.sorted_B[place]]
+        excess = state.work_B[state.sorted_B[begin]] * shape.ranks / max(work, 1) - 1.0
+        total += excess * excess * excess * excess
+    return total
+
+
+@numba.njit(cache=True)
+def _level(shape, state, random, moves):
+    """Keep moves that make slots more even, and nothing worse."""
+    for job in range(state.bin_J.size):
+        _insert(shape, state, job, state.bin_J[job])
+    _sort_all(state)
+    makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
+    for _ in range(moves):
+        count, source, target = _propose(shape, state, random)
+        if count == 0:
+            continue
+        work = state.work_B[source] + state.work_B[target]
+        _exchange(shape, state, count, source, target)
+        if (
+            state.work_B[source] + state.work_B[target] <= work
+            and _over(shape, state, source) + _over(shape, state, target) == 0
+        ):
+            _sort_two(state, source, target)
+            after = _unevenness(shape, state)
+            if after < unevenness and _makespan(shape, state) <= makespan:
+                makespan, unevenness = _makespan(shape, state), after
+                continue
+            _exchange(shape, state, count, source, target)
+            _sort_two(state, source, target)
+        else:
+            _exchange(shape, state, count, source, target)
+
+
+def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:
+    """What moves need; the jobs are not yet counted."""
     jobs, segments = problem.num_jobs, problem.parent_S.size
     first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
     shape = Shape(
@@ -328,8 +405,7 @@ def anneal(
         zeros_B.copy(),
         np.zeros(max(jobs, 2), dtype=np.int64),
     )
-    best_J, is_found = _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, spread)
-    return best_J if is_found else None
+    return shape, state
 
 
 @numba.njit(cache=True)

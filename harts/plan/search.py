@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.plan import pack, portfolio
-from harts.plan.anneal import anneal
+from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
@@ -24,9 +25,9 @@ FEW_JOBS = 5000
 
 FEWER_ATTEMPTS = 2
 """Annealings that look for a plan with a slot less than the best has."""
-SPREADS = (0.0, 0.3)
-"""Weights of the penalty on uneven microbatches, each of which is tried."""
-MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 3000, 60_000, 1_500_000
+STYLES = EVEN, COOL, HOT = Style(0.5, 0.3), Style(0.5, 0.0), Style(1.0, 0.0)
+"""Ways to anneal, each of which is tried; the first is best at keeping the token limit."""
+MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 2000, 60_000, 1_000_000
 """Moves of the longest annealing."""
 MAX_ANNEALED_CELLS = 4_000_000
 """Jobs x microbatches up to which is annealed; the counters take 4 bytes for each."""
@@ -69,9 +70,14 @@ def search(problem: Problem, *, seed: int) -> Found:
     )
 
 
-def _order(candidate: Schedule) -> tuple[int, int, int]:
-    """Shorter first; of equals, the one with fewer slots, then less work."""
-    return candidate.makespan, candidate.num_slots, int(candidate.work_B.sum())
+def _order(candidate: Schedule) -> tuple[int, int, int, float]:
+    """Shorter first; of equals, the one with fewer slots, then less work, then the more even one."""
+    work_SR = np.sort(candidate.work_B)[::-1].reshape(candidate.num_slots, -1)
+    mean_S = np.maximum(work_SR.sum(axis=1), 1) / work_SR.shape[1]
+    excess = (work_SR[:, 0] / mean_S - 1).tolist()
+    # Rounded once, so that all machines choose the same.
+    unevenness = math.fsum(x * x * x * x for x in excess)
+    return candidate.makespan, candidate.num_slots, int(candidate.work_B.sum()), unevenness
 
 
 def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -109,7 +115,7 @@ def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, s
         starts.setdefault(candidate.num_slots, candidate)
     best = next(iter(starts.values()))
     moves = max(MIN_MOVES, min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs))
-    tried: list[tuple[Schedule, float]] = []
+    tried: list[tuple[Schedule, Style]] = []
     # Packing never tries fewer slots than it needs to keep the limit; annealing may pass through plans that break it.
     fewer: Schedule | None = best
     while fewer is not None and _is_promising(problem, bound, fewer.num_slots - 1, best):
@@ -117,24 +123,34 @@ def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, s
         start = min([fewer, *candidates], key=lambda candidate: _work_beyond(candidate, num_bins))
         num_slots, fewer = fewer.num_slots - 1, None
         for attempt in range(FEWER_ATTEMPTS):
-            how = (moves // 3, SPREADS[-1], seed + attempt)
+            how = (moves // 3, EVEN, seed + attempt)
             fewer = fewer or _anneal_once(problem, start, num_slots, how)
         if fewer is not None:
-            tried.append((fewer, SPREADS[-1]))
+            tried.append((fewer, EVEN))
             yield fewer
     for num_slots in (best.num_slots, best.num_slots + 1):
         if not _is_promising(problem, bound, num_slots, min([best, *(found for found, _ in tried)], key=_order)):
             continue
-        for spread in SPREADS:
-            found = _anneal_once(problem, starts.get(num_slots, best), num_slots, (moves // 6, spread, seed))
+        for style in STYLES if num_slots == best.num_slots else (EVEN,):
+            found = _anneal_once(problem, starts.get(num_slots, best), num_slots, (moves // 6, style, seed))
             assert found is not None, "the start keeps the limit"
-            tried.append((found, spread))
+            tried.append((found, style))
             yield found
     if tried:
-        start, spread = min(tried, key=lambda item: _order(item[0]))
-        found = _anneal_once(problem, start, start.num_slots, (moves, spread, seed + 1))
+        start, style = min(tried, key=lambda item: _order(item[0]))
+        found = _anneal_once(problem, start, start.num_slots, (moves, style, seed + 1))
         assert found is not None, "the start keeps the limit"
         yield found
+        if problem.barrier:
+            yield _leveled(problem, min(start, found, key=_order), (moves // 2, seed))
+
+
+def _leveled(problem: Problem, start: Schedule, how: tuple[int, int]) -> Schedule:
+    """The same makespan and no more work, but slots that are more even."""
+    moves, seed = how
+    num_bins = start.num_slots * problem.ranks
+    bin_J = level(problem, start.bin_J, num_bins=num_bins, moves=moves, seed=seed)
+    return schedule(problem, portfolio.close_gaps(bin_J))
 
 
 def _work_beyond(candidate: Schedule, num_bins: int) -> int:
@@ -149,14 +165,14 @@ def _is_promising(problem: Problem, bound: LowerBound, num_slots: int, best: Sch
     return bound.work + num_slots * problem.overhead < best.makespan
 
 
-def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule | None:
-    moves, spread, seed = how
+def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, Style, int]) -> Schedule | None:
+    moves, style, seed = how
     num_bins = num_slots * problem.ranks
     # Annealing counts on microbatch b being on rank b % ranks.
     bin_J = (start.places.slot_B * problem.ranks + start.places.rank_B)[start.bin_J]
     if start.num_slots > num_slots:
         bin_J = _dissolved(bin_J, num_bins)
-    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, spread=spread)
+    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, style=style)
     return None if found_J is None else schedule(problem, portfolio.close_gaps(found_J))
 
 
