@@ -221,6 +221,8 @@ def why_unbalanced(plan: Plan, tree: PrefixTree, cost: CostModel) -> str:
 def least_imbalance(length_J: NDArray[np.int64], cost: CostModel, *, ranks: int, limit: int) -> float:
     """How much the slot of the longest trajectory is out of balance at least, in every plan.
 
+    A trajectory that another contains runs with it; apart it would only be computed again.
+
     Of the microbatches of a slot, at most one has the longest trajectory, at most two have one of the two longest, and
     so on. One of `limit` tokens whose longest trajectory has `length` tokens does at most the work of that trajectory
     and of `limit - length` tokens as deep as its last. The largest over the mean is least if the longest trajectory is
