@@ -19,11 +19,8 @@ STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
-OVER_WEIGHT, OVER_GROWTH = 0.3, 1.015
-"""Weight of tokens beyond the limit in units of the mean work of a token, and its factor from stage to stage; the last
-is six times the first. Passing through plans that break the limit reaches fewer microbatches than keeping it."""
-WORK_WEIGHT = 1.0
-"""Weight of the mean work of a rank beside the makespan: of equal makespans, prefer less work."""
+OVER_GROWTH = 1.015
+"""Factor of the weight of tokens beyond the limit, from stage to stage; the last is six times the first."""
 
 
 class State(NamedTuple):
@@ -52,6 +49,12 @@ class Style(NamedTuple):
     """Temperature at the beginning, as a part of the makespan that each job has on average."""
     spread: float
     """Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins."""
+    thrift: float = 1.0
+    """Weight of the mean work of a rank beside the makespan: prefer less work, the more the earlier. Few jobs are soon
+    stuck where work is least, and take little of it."""
+    over: float = 0.3
+    """Weight of tokens beyond the limit at the beginning, in units of the mean work of a token. Passing through plans
+    that break the limit reaches fewer microbatches than keeping it; a large weight keeps it."""
 
 
 class Shape(NamedTuple):
@@ -276,13 +279,13 @@ def _anneal(shape, state, random, moves, style):
     best = _makespan(shape, state)
     best_J = state.bin_J.copy()
     is_found = over == 0
-    over_weight = OVER_WEIGHT * shape.token_work
+    over_weight = style.over * shape.token_work
     temperature = style.heat * best / state.bin_J.size
     penalty_weight = style.spread * 0.3 * shape.height / state.work_B.size
     for stage in range(STAGES):
         # What guides the search at first must not keep it from the shortest at last.
         fade = 1.0 - stage / STAGES
-        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight, over_weight)
+        limits = (temperature, fade * style.thrift / shape.ranks, fade * penalty_weight, over_weight)
         penalty = 0.0
         for work in state.work_B:
             penalty += _sixth_power(shape, work)

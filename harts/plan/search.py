@@ -27,6 +27,8 @@ FEWER_ATTEMPTS = 2
 """Annealings that look for a plan with a slot less than the best has."""
 STYLES = EVEN, COOL, HOT = Style(0.5, 0.3), Style(0.5, 0.0), Style(1.0, 0.0)
 """Ways to anneal, each of which is tried; the first is best at keeping the token limit."""
+HANDFUL, STRICT = 50, (Style(0.5, 0.0, 0.1, 1e6), Style(0.5, 0.3, 0.1, 1e6))
+"""Up to so many jobs these are tried as well, at every number of slots: they keep the limit and care less for work."""
 MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 2000, 60_000, 1_000_000
 """Moves of the longest annealing."""
 MAX_ANNEALED_CELLS = 4_000_000
@@ -131,7 +133,10 @@ def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, s
     for num_slots in (best.num_slots, best.num_slots + 1):
         if not _is_promising(problem, bound, num_slots, min([best, *(found for found, _ in tried)], key=_order)):
             continue
-        for style in STYLES if num_slots == best.num_slots else (EVEN,):
+        styles = STYLES if num_slots == best.num_slots else (EVEN,)
+        if problem.num_jobs <= HANDFUL:
+            styles = STYLES + STRICT
+        for style in styles:
             found = _anneal_once(problem, starts.get(num_slots, best), num_slots, (moves // 6, style, seed))
             assert found is not None, "the start keeps the limit"
             tried.append((found, style))

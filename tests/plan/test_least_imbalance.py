@@ -34,7 +34,7 @@ def least_of_all_plans(seed: int, ranks: int, spare: int) -> tuple[float, float]
         others = [*np.delete(work_B, bin_J[longest]).tolist(), *[0] * (ranks - 1)]
         for chosen in combinations(others, ranks - 1):
             best = min(best, max(own, *chosen) * ranks / (own + sum(chosen)) - 1)
-    return least_imbalance(problem.length_J, COST, ranks=ranks, limit=limit), best
+    return least_imbalance(problem.length_J, COST, ranks=ranks, limit=limit), float(best)
 
 
 @settings(max_examples=40, deadline=None)
