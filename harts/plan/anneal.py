@@ -15,14 +15,12 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-HOT = 0.5
-"""Temperature at the beginning, as a part of the makespan that each job has on average."""
 STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
-WORK_WEIGHT = 0.1
-"""Weight of the mean work of a rank beside the makespan: of equal makespans, prefer less work."""
+OVER_GROWTH = 1.015
+"""Factor of the weight of tokens beyond the limit, from stage to stage; the last is six times the first."""
 
 
 class State(NamedTuple):
@@ -44,6 +42,21 @@ class State(NamedTuple):
     """Jobs of the move at hand; scratch."""
 
 
+class Style(NamedTuple):
+    """How to anneal. What is best differs from step to step, so several are tried."""
+
+    heat: float
+    """Temperature at the beginning, as a part of the makespan that each job has on average."""
+    spread: float
+    """Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins."""
+    thrift: float = 1.0
+    """Weight of the mean work of a rank beside the makespan: prefer less work, the more the earlier. Few jobs are soon
+    stuck where work is least, and take little of it."""
+    over: float = 0.3
+    """Weight of tokens beyond the limit at the beginning, in units of the mean work of a token. Passing through plans
+    that break the limit reaches fewer microbatches than keeping it; a large weight keeps it."""
+
+
 class Shape(NamedTuple):
     """What does not change."""
 
@@ -60,6 +73,8 @@ class Shape(NamedTuple):
     barrier: bool
     height: float
     """Work of a microbatch in a perfectly even plan."""
+    token_work: float
+    """Mean work of a token."""
 
 
 @numba.njit(cache=True)
@@ -181,6 +196,9 @@ def _propose(shape, state, random):
     if _below(random, 8) > 0:
         distance = 1 + _below(random, 8)
         partner = job + distance if _below(random, 2) > 0 else job - distance
+        step = 1 if partner > job else -1
+        while 0 <= partner < jobs and state.bin_J[partner] == state.bin_J[job]:
+            partner += step
         if partner < 0 or partner >= jobs:
             return 0, 0, 0
     source, target = state.bin_J[job], state.bin_J[partner]
@@ -218,74 +236,153 @@ def _exchange(shape, state, count, source, target):
 
 
 @numba.njit(cache=True)
+def _over(shape, state, number):
+    """Tokens of a microbatch beyond the limit."""
+    return max(state.tokens_B[number] - shape.limit, 0)
+
+
+@numba.njit(cache=True)
 def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
-    makespan, penalty = energy
-    temperature, work_weight, penalty_weight = limits
+    makespan, penalty, over = energy
+    temperature, work_weight, penalty_weight, over_weight = limits
     count, source, target = _propose(shape, state, random)
     if count == 0:
         return energy
     work_before = state.work_B[source] + state.work_B[target]
     penalty_after = penalty - _sixth_power(shape, state.work_B[source]) - _sixth_power(shape, state.work_B[target])
+    over_after = over - _over(shape, state, source) - _over(shape, state, target)
     _exchange(shape, state, count, source, target)
-    if state.tokens_B[target] <= shape.limit and state.tokens_B[source] <= shape.limit:
-        _sort_two(state, source, target)
-        makespan_after = _makespan(shape, state)
-        work_after = state.work_B[source] + state.work_B[target]
-        penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
-        rise = makespan_after - makespan + work_weight * (work_after - work_before)
-        rise += penalty_weight * (penalty_after - penalty)
-        if rise <= 0 or rise <= temperature * _exponential(random):
-            return makespan_after, penalty_after
-        _exchange(shape, state, count, source, target)
-        _sort_two(state, source, target)
-    else:
-        _exchange(shape, state, count, source, target)
+    over_after += _over(shape, state, source) + _over(shape, state, target)
+    _sort_two(state, source, target)
+    makespan_after = _makespan(shape, state)
+    work_after = state.work_B[source] + state.work_B[target]
+    penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
+    rise = makespan_after - makespan + work_weight * (work_after - work_before)
+    rise += penalty_weight * (penalty_after - penalty) + over_weight * (over_after - over)
+    if rise <= 0 or rise <= temperature * _exponential(random):
+        return makespan_after, penalty_after, over_after
+    _exchange(shape, state, count, source, target)
+    _sort_two(state, source, target)
     return energy
 
 
 @numba.njit(cache=True)
-def _anneal(shape, state, random, moves, spread):
-    """Run all stages from the state given; returns the best assignment seen."""
+def _anneal(shape, state, random, moves, style):
+    """Run all stages from the state given; returns the best assignment seen and whether it keeps the limit."""
     for job in range(state.bin_J.size):
         _insert(shape, state, job, state.bin_J[job])
     _sort_all(state)
+    over = 0
+    for number in range(state.work_B.size):
+        over += _over(shape, state, number)
     best = _makespan(shape, state)
     best_J = state.bin_J.copy()
-    temperature, penalty_weight = HOT * best / state.bin_J.size, spread * 0.3 * shape.height / state.work_B.size
+    is_found = over == 0
+    over_weight = style.over * shape.token_work
+    temperature = style.heat * best / state.bin_J.size
+    penalty_weight = style.spread * 0.3 * shape.height / state.work_B.size
     for stage in range(STAGES):
         # What guides the search at first must not keep it from the shortest at last.
         fade = 1.0 - stage / STAGES
-        limits = (temperature, fade * WORK_WEIGHT / shape.ranks, fade * penalty_weight)
+        limits = (temperature, fade * style.thrift / shape.ranks, fade * penalty_weight, over_weight)
         penalty = 0.0
         for work in state.work_B:
             penalty += _sixth_power(shape, work)
-        energy = (_makespan(shape, state), penalty)
+        energy = (_makespan(shape, state), penalty, over)
         for _ in range(moves // STAGES):
             energy = _try_move(shape, state, random, energy, limits)
-            if energy[0] < best:
-                best = energy[0]
+            if energy[2] == 0 and (energy[0] < best or not is_found):
+                best, is_found = energy[0], True
                 best_J[:] = state.bin_J
+        over = energy[2]
         temperature *= COOLING
-    return best_J
+        over_weight *= OVER_GROWTH
+    return best_J, is_found
 
 
 def anneal(
-    problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, spread: float
-) -> NDArray[np.int64]:
+    problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int, style: Style
+) -> NDArray[np.int64] | None:
     """Improve a packing.
 
     Args:
         problem: The jobs; jobs x bins decide the memory.
-        bin_J: [J] int64. The packing to start from; each bin within the token limit.
+        bin_J: [J] int64. The packing to start from; bins may hold more tokens than the limit.
         num_bins: Bins that may be used, a multiple of the ranks.
         moves: Moves tried.
         seed: Of the random numbers.
-        spread: Weight of a penalty on uneven bins; 0 looks at the makespan alone, which rests on few bins.
+        style: How.
 
     Returns:
-        [J] int64, the assignment of least makespan seen; bins may be empty.
+        [J] int64, the assignment of least makespan seen within the limit, or None if none was; bins may be empty.
     """
+    shape, state = _prepared(problem, bin_J, num_bins)
+    best_J, is_found = _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, style)
+    return best_J if is_found else None
+
+
+def level(problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int) -> NDArray[np.int64]:
+    """Even out the slots of a packing; neither the makespan nor the work of all bins grows.
+
+    Args:
+        problem: With barriers.
+        bin_J: [J] int64. The packing to start from, each bin within the token limit.
+        num_bins: Bins that may be used, a multiple of the ranks.
+        moves: Moves tried.
+        seed: Of the random numbers.
+
+    Returns:
+        [J] int64, the assignment; bins may be empty.
+    """
+    shape, state = _prepared(problem, bin_J, num_bins)
+    _level(shape, state, np.array([seed], dtype=np.uint64), moves)
+    return state.bin_J
+
+
+@numba.njit(cache=True)
+def _unevenness(shape, state):
+    """Sum over slots of the fourth power of the largest over the mean, less 1: the worst slots count."""
+    total = 0.0
+    for begin in range(0, state.sorted_B.size, shape.ranks):
+        work = 0
+        for place in range(begin, begin + shape.ranks):
+            work += state.work_B[state.sorted_B[place]]
+        excess = state.work_B[state.sorted_B[begin]] * shape.ranks / max(work, 1) - 1.0
+        total += excess * excess * excess * excess
+    return total
+
+
+@numba.njit(cache=True)
+def _level(shape, state, random, moves):
+    """Keep moves that make slots more even, and nothing worse."""
+    for job in range(state.bin_J.size):
+        _insert(shape, state, job, state.bin_J[job])
+    _sort_all(state)
+    makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
+    for _ in range(moves):
+        count, source, target = _propose(shape, state, random)
+        if count == 0:
+            continue
+        work = state.work_B[source] + state.work_B[target]
+        _exchange(shape, state, count, source, target)
+        if (
+            state.work_B[source] + state.work_B[target] <= work
+            and _over(shape, state, source) + _over(shape, state, target) == 0
+        ):
+            _sort_two(state, source, target)
+            after = _unevenness(shape, state)
+            if after < unevenness and _makespan(shape, state) <= makespan:
+                makespan, unevenness = _makespan(shape, state), after
+                continue
+            _exchange(shape, state, count, source, target)
+            _sort_two(state, source, target)
+        else:
+            _exchange(shape, state, count, source, target)
+
+
+def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:
+    """What moves need; the jobs are not yet counted."""
     jobs, segments = problem.num_jobs, problem.parent_S.size
     first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
     shape = Shape(
@@ -299,6 +396,7 @@ def anneal(
         problem.limit,
         problem.barrier,
         max(problem.total_work / num_bins, 1.0),
+        problem.total_work / int(problem.size_S.sum()),
     )
     zeros_B = np.zeros(num_bins, dtype=np.int64)
     state = State(
@@ -310,7 +408,7 @@ def anneal(
         zeros_B.copy(),
         np.zeros(max(jobs, 2), dtype=np.int64),
     )
-    return _anneal(shape, state, np.array([seed], dtype=np.uint64), moves, spread)
+    return shape, state
 
 
 @numba.njit(cache=True)

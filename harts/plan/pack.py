@@ -24,32 +24,45 @@ UNLIMITED = 1 << 60
 
 
 class Trie(NamedTuple):
-    """What packing reads of a `Problem`."""
+    """The branch points that packing has to decide at, and what it need not take apart below them.
+
+    A subtree that fits a bin together with the path to it ends up in one bin, so it is one item (`I`); other items are
+    single jobs.
+    """
 
     parent_S: NDArray[np.int64]
-    end_S: NDArray[np.int64]
-    tail_J: NDArray[np.int64]
-    length_J: NDArray[np.int64]
-    path_D: NDArray[np.int64]
+    """[S] int64. Branch point above, smaller than the own number; S above the roots."""
+    tokens_S: NDArray[np.int64]
+    """[S + 1] int64. Tokens of the path to each branch point's end; 0 above the roots."""
+    work_S: NDArray[np.int64]
+    """[S + 1] int64. Their work."""
+    above_I: NDArray[np.int64]
+    """[I] int64. Branch point above each item."""
+    tokens_I: NDArray[np.int64]
+    """[I] int64. Tokens of each item's trie, the path to it included."""
+    work_I: NDArray[np.int64]
+    """[I] int64. Their work."""
+    item_J: NDArray[np.int64]
+    """[J] int64. Item of each job."""
 
 
 class Groups(NamedTuple):
-    """Groups of jobs, each named by one of them; lists of groups by segment."""
+    """Groups of items, each named by one of them; lists of groups by branch point."""
 
-    work_J: NDArray[np.int64]
+    work_I: NDArray[np.int64]
     """Work of the group's trie, from the root on."""
-    tokens_J: NDArray[np.int64]
+    tokens_I: NDArray[np.int64]
     """Tokens of the group's trie."""
-    capacity_J: NDArray[np.int64]
-    """Most work; that of the job alone where it is more than the common capacity."""
-    into_J: NDArray[np.int64]
+    capacity_I: NDArray[np.int64]
+    """Most work; that of the item alone where it is more than the common capacity."""
+    into_I: NDArray[np.int64]
     """Group that took this one in; itself if none did."""
-    next_J: NDArray[np.int64]
-    """Next group in the list of the segment; -1 at its end."""
+    next_I: NDArray[np.int64]
+    """Next group in the list of the branch point; -1 at its end."""
     list_S: NDArray[np.int64]
-    """[S + 1, 2]. First and last group in the list of each segment; -1 if it is empty."""
+    """[S + 1, 2]. First and last group in the list of each branch point; -1 if it is empty."""
     least_S: NDArray[np.int64]
-    """[S + 1, 4]. Two least works, then two least token counts, of the groups in the list of each segment."""
+    """[S + 1, 4]. Two least works, then two least token counts, of the groups in the list of each branch point."""
 
 
 class Bins(NamedTuple):
@@ -65,9 +78,49 @@ class Bins(NamedTuple):
     """Groups to place."""
 
 
-def trie_of(problem: Problem) -> Trie:
-    """The part of a problem that compiled code reads."""
-    return Trie(problem.parent_S, problem.end_S, problem.tail_J, problem.length_J, problem.path_D)
+def trie_of(problem: Problem, capacity: int) -> Trie:
+    """What has to be packed into bins of the problem's token limit and of no less work than `capacity`."""
+    arrays = (problem.parent_S, problem.end_S, problem.size_S, problem.tail_J)
+    return Trie(*_contract(*arrays, problem.path_D, problem.limit, capacity))
+
+
+@numba.njit(cache=True)
+def _contract(parent_S, end_S, size_S, tail_J, path_D, limit, capacity):
+    """The fields of a `Trie`."""
+    segments, start_S = parent_S.size, end_S - size_S
+    tokens_S, work_S = size_S.copy(), path_D[end_S] - path_D[start_S]  # of each segment and all below it
+    is_leaf_S = np.ones(segments, dtype=np.bool_)
+    for segment in range(segments - 1, -1, -1):
+        parent = parent_S[segment]
+        if parent >= 0:
+            tokens_S[parent] += tokens_S[segment]
+            work_S[parent] += work_S[segment]
+            is_leaf_S[parent] = False
+    items, branches = 0, 0
+    number_S = np.empty(segments, dtype=np.int64)  # of the item or, less than zero, of the branch point
+    segment_I, segment_V = np.empty(segments, dtype=np.int64), np.empty(segments, dtype=np.int64)
+    for segment in range(segments):
+        parent, tokens = parent_S[segment], start_S[segment] + tokens_S[segment]
+        if parent >= 0 and number_S[parent] >= 0:
+            number_S[segment] = number_S[parent]
+        elif is_leaf_S[segment] or (tokens <= limit and path_D[start_S[segment]] + work_S[segment] <= capacity):
+            number_S[segment] = items
+            segment_I[items] = segment
+            items += 1
+        else:
+            branches += 1
+            number_S[segment] = -branches
+            segment_V[branches - 1] = segment
+    segment_I, segment_V = segment_I[:items], segment_V[:branches]
+    above_I, above_V = np.full(items, branches, dtype=np.int64), np.full(branches, branches, dtype=np.int64)
+    for segments_of, above in ((segment_I, above_I), (segment_V, above_V)):
+        for i in range(segments_of.size):
+            if parent_S[segments_of[i]] >= 0:
+                above[i] = -number_S[parent_S[segments_of[i]]] - 1
+    tokens_V = np.append(end_S[segment_V], 0)
+    tokens_I = start_S[segment_I] + tokens_S[segment_I]
+    work_I = path_D[start_S[segment_I]] + work_S[segment_I]
+    return above_V, tokens_V, path_D[tokens_V], above_I, tokens_I, work_I, number_S[tail_J]
 
 
 @numba.njit(cache=True)
@@ -82,13 +135,13 @@ def _note_least(least_S, segment, work, tokens):
 
 @numba.njit(cache=True)
 def _append(groups, segment, group):
-    groups.next_J[group] = -1
+    groups.next_I[group] = -1
     if groups.list_S[segment, 0] < 0:
         groups.list_S[segment, 0] = group
     else:
-        groups.next_J[groups.list_S[segment, 1]] = group
+        groups.next_I[groups.list_S[segment, 1]] = group
     groups.list_S[segment, 1] = group
-    _note_least(groups.least_S, segment, groups.work_J[group], groups.tokens_J[group])
+    _note_least(groups.least_S, segment, groups.work_I[group], groups.tokens_I[group])
 
 
 @numba.njit(cache=True)
@@ -100,7 +153,7 @@ def _pass_up(groups, segment, above):
     if groups.list_S[above, 0] < 0:
         groups.list_S[above, 0] = first
     else:
-        groups.next_J[groups.list_S[above, 1]] = first
+        groups.next_I[groups.list_S[above, 1]] = first
     groups.list_S[above, 1] = last
     for i in range(2):
         _note_least(groups.least_S, above, groups.least_S[segment, i], groups.least_S[segment, 2 + i])
@@ -148,17 +201,17 @@ def _emptiest(bins, size):
 def _take_list(groups, bins, segment):
     """Move the groups of a segment from its list to `bins.members`, by descending work; returns their number."""
     count, group = 0, groups.list_S[segment, 0]
-    members, work_J = bins.members, groups.work_J
+    members, work_I = bins.members, groups.work_I
     while group >= 0:
         place = count
         # Insertion is fastest for the few groups that most branch points have.
-        while count < FEW and place > 0 and work_J[members[place - 1]] < work_J[group]:
+        while count < FEW and place > 0 and work_I[members[place - 1]] < work_I[group]:
             members[place] = members[place - 1]
             place -= 1
         members[place] = group
-        count, group = count + 1, groups.next_J[group]
+        count, group = count + 1, groups.next_I[group]
     if count > FEW:
-        order = np.argsort(-work_J[members[:count]], kind="mergesort")
+        order = np.argsort(-work_I[members[:count]], kind="mergesort")
         members[:count] = members[:count][order]
     groups.list_S[segment] = -1
     groups.least_S[segment] = UNLIMITED
@@ -167,9 +220,9 @@ def _take_list(groups, bins, segment):
 
 @numba.njit(cache=True)
 def _join(groups, host, group, work, tokens):
-    groups.into_J[group] = host
-    groups.work_J[host] += work
-    groups.tokens_J[host] += tokens
+    groups.into_I[group] = host
+    groups.work_I[host] += work
+    groups.tokens_I[host] += tokens
 
 
 @numba.njit(cache=True)
@@ -179,7 +232,7 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
     tokens_above, work_above = shared
     if count == 2:  # most branch points; that the two fit is why they are here
         host, group = bins.members[0], bins.members[1]
-        _join(groups, host, group, groups.work_J[group] - work_above, groups.tokens_J[group] - tokens_above)
+        _join(groups, host, group, groups.work_I[group] - work_above, groups.tokens_I[group] - tokens_above)
         bins.group[0] = host
         return 1
     size = 1
@@ -189,7 +242,7 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
     bins.tokens[: 2 * size] = -1
     opened = 0
     for group in bins.members[:count]:
-        work, tokens = groups.work_J[group] - work_above, groups.tokens_J[group] - tokens_above
+        work, tokens = groups.work_I[group] - work_above, groups.tokens_I[group] - tokens_above
         index = -1
         if rule == WORST_FIT and opened > 0:
             index = _emptiest(bins, size)
@@ -204,85 +257,82 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
         else:
             _join(groups, bins.group[index], group, work, tokens)
         host = bins.group[index]
-        room = groups.capacity_J[host] - groups.work_J[host]
-        _set_room(bins, size, index, room, limit - groups.tokens_J[host])
+        room = groups.capacity_I[host] - groups.work_I[host]
+        _set_room(bins, size, index, room, limit - groups.tokens_I[host])
     return opened
 
 
 @numba.njit(cache=True)
 def pack(trie, capacity, limit, rule, closed):
-    """Pack jobs into bins.
+    """Pack items into bins.
 
     Args:
         trie: From `trie_of`.
-        capacity: Work of a bin in units; a job of more gets a bin of its own size.
+        capacity: Work of a bin in units, no less than that of `trie_of`; a job of more gets a bin of its own size.
         limit: Tokens of a bin, at least those of the longest job.
         rule: FIRST_FIT or WORST_FIT.
         closed: Units. A bin with less room is not tried again further up.
 
     Returns:
-        [J] int64, the bin of each job, numbered from 0 in the order of their first jobs, and [bins] int64, their work.
+        [I] int64, the bin of each item, numbered from 0 in the order of their first items, and [bins] int64, their
+        work.
     """
-    jobs, segments = trie.tail_J.size, trie.parent_S.size
-    work_J = trie.path_D[trie.length_J]
+    items, branches = trie.above_I.size, trie.parent_S.size
     groups = Groups(
-        work_J,
-        trie.length_J.copy(),
-        np.maximum(work_J, capacity),
-        np.arange(jobs),
-        np.full(jobs, -1, dtype=np.int64),
-        np.full((segments + 1, 2), -1, dtype=np.int64),
-        np.full((segments + 1, 4), UNLIMITED, dtype=np.int64),
+        trie.work_I.copy(),
+        trie.tokens_I.copy(),
+        np.maximum(trie.work_I, capacity),
+        np.arange(items),
+        np.full(items, -1, dtype=np.int64),
+        np.full((branches + 1, 2), -1, dtype=np.int64),
+        np.full((branches + 1, 4), UNLIMITED, dtype=np.int64),
     )
     slots = 1
-    while slots < jobs:
+    while slots < items:
         slots *= 2
     room_work, room_tokens = np.empty(2 * slots, dtype=np.int64), np.empty(2 * slots, dtype=np.int64)
-    group, members = np.empty(slots, dtype=np.int64), np.empty(jobs, dtype=np.int64)
+    group, members = np.empty(slots, dtype=np.int64), np.empty(items, dtype=np.int64)
     bins = Bins(room_work, room_tokens, group, np.empty(128, dtype=np.int64), members)
-    for job in range(jobs):
-        _append(groups, trie.tail_J[job], job)
-    for i in range(segments + 1):
-        segment = segments - 1 - i if i < segments else segments  # the last stands above the roots
-        tokens, above = 0, segments
-        if i < segments:
-            tokens = trie.end_S[segment]
-            above = trie.parent_S[segment] if trie.parent_S[segment] >= 0 else segments
-        least = groups.least_S[segment]
-        work = trie.path_D[tokens]
+    for item in range(items):
+        _append(groups, trie.above_I[item], item)
+    for i in range(branches + 1):
+        branch = branches - 1 - i if i < branches else branches  # the last stands above the roots
+        tokens, work = trie.tokens_S[branch], trie.work_S[branch]
+        least = groups.least_S[branch]
         if least[0] + least[1] - work <= capacity and least[2] + least[3] - tokens <= limit:
-            opened = _merge_below(groups, bins, segment, (tokens, work), limit, rule)
+            opened = _merge_below(groups, bins, branch, (tokens, work), limit, rule)
             for group in bins.group[:opened]:
-                if groups.capacity_J[group] - groups.work_J[group] >= closed:
-                    _append(groups, segment, group)
-        if i < segments:
-            _pass_up(groups, segment, above)
-    return _number_bins(groups.into_J, work_J)
+                if groups.capacity_I[group] - groups.work_I[group] >= closed:
+                    _append(groups, branch, group)
+        if i < branches:
+            _pass_up(groups, branch, trie.parent_S[branch])
+    return _number_bins(groups.into_I, groups.work_I)
 
 
 @numba.njit(cache=True)
-def _number_bins(into_J, work_J):
-    number_J = np.full(into_J.size, -1, dtype=np.int64)
-    bin_J = np.empty(into_J.size, dtype=np.int64)
-    work_B = np.empty(into_J.size, dtype=np.int64)
+def _number_bins(into_I, work_I):
+    number_I = np.full(into_I.size, -1, dtype=np.int64)
+    bin_I = np.empty(into_I.size, dtype=np.int64)
+    work_B = np.empty(into_I.size, dtype=np.int64)
     count = 0
-    for job in range(into_J.size):
-        host = job
-        while into_J[host] != host:
-            host = into_J[host]
-        if number_J[host] < 0:
-            number_J[host] = count
-            work_B[count] = work_J[host]
+    for item in range(into_I.size):
+        host = item
+        while into_I[host] != host:
+            host = into_I[host]
+        if number_I[host] < 0:
+            number_I[host] = count
+            work_B[count] = work_I[host]
             count += 1
-        bin_J[job] = number_J[host]
-        into_J[job] = host
-    return bin_J, work_B[:count].copy()
+        bin_I[item] = number_I[host]
+        into_I[item] = host
+    return bin_I, work_B[:count].copy()
 
 
 def pack_tokens(problem: Problem, *, rule: int) -> NDArray[np.int64]:
     """[J] int64, the bin of each job where the token limit alone opens bins: few bins, little work."""
-    bin_J, _ = pack(trie_of(problem), UNLIMITED, problem.limit, rule, 0)
-    return bin_J
+    trie = trie_of(problem, UNLIMITED)
+    bin_I, _ = pack(trie, UNLIMITED, problem.limit, rule, 0)
+    return bin_I[trie.item_J]
 
 
 def pack_slots(
@@ -301,14 +351,16 @@ def pack_slots(
         [J] int64, bins, the best of the packings met; None if even a capacity several times the guess
         does not give so few.
     """
-    trie, most = trie_of(problem), num_slots * problem.ranks
-    makespan, best = UNLIMITED, None
+    most, makespan, best = num_slots * problem.ranks, UNLIMITED, None
     low, high = 0, max(guess, 1)
+    trie, contracted = trie_of(problem, high), high
     growth = high // 64 + 1
     is_bracketed = False
     while not is_bracketed or high - low > max(1, high * tolerance):
         capacity = (low + high) // 2 if is_bracketed else high
-        bin_J, work_B = pack(trie, capacity, problem.limit, rule, int(capacity * tolerance / 2))
+        if capacity < contracted:
+            trie, contracted = trie_of(problem, capacity), capacity
+        bin_I, work_B = pack(trie, capacity, problem.limit, rule, int(capacity * tolerance / 2))
         is_bracketed = is_bracketed or work_B.size <= most
         if work_B.size > most:
             low = capacity
@@ -320,5 +372,5 @@ def pack_slots(
         high = capacity
         height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
         if height + -(-work_B.size // problem.ranks) * problem.overhead < makespan:
-            makespan, best = height + -(-work_B.size // problem.ranks) * problem.overhead, bin_J
+            makespan, best = height + -(-work_B.size // problem.ranks) * problem.overhead, bin_I[trie.item_J]
     return best

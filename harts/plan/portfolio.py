@@ -6,6 +6,8 @@ the trie in every microbatch, and the best slots for their microbatches.
 
 from __future__ import annotations
 
+import heapq
+
 import numba
 import numpy as np
 from numpy.typing import NDArray
@@ -131,18 +133,20 @@ def _cut_trees(length_J, lcp_J, starts_J, limit):
 @numba.njit(cache=True)
 def _least_loaded(order, work, tokens, bins, limit):
     """Bin of each item, in the order given to the least loaded bin with room; empty if one has no room."""
-    load, held = np.zeros(bins, dtype=np.int64), np.zeros(bins, dtype=np.int64)
-    bin_of = np.empty(order.size, dtype=np.int64)
+    held, bin_of = np.zeros(bins, dtype=np.int64), np.empty(order.size, dtype=np.int64)
+    queue = [(np.int64(0), index) for index in range(bins)]  # by load; ascending, so a heap
     for item in order:
-        best = -1
-        for index in range(bins):
-            if held[index] + tokens[item] <= limit and (best < 0 or load[index] < load[best]):
-                best = index
-        if best < 0:
+        full = [(np.int64(0), 0) for _ in range(0)]
+        while queue and held[queue[0][1]] + tokens[item] > limit:
+            full.append(heapq.heappop(queue))
+        if not queue:
             return np.empty(0, dtype=np.int64)
-        load[best] += work[item]
+        load, best = queue[0]
         held[best] += tokens[item]
         bin_of[item] = best
+        heapq.heapreplace(queue, (load + work[item], best))
+        for entry in full:
+            heapq.heappush(queue, entry)
     return bin_of
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -9,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.plan import pack, portfolio
-from harts.plan.anneal import anneal
+from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
@@ -22,11 +23,13 @@ FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
 
 
-MAX_ANNEALED = 3
-"""Numbers of slots for which steps are annealed."""
-SPREADS = (0.0, 0.3)
-"""Weights of the penalty on uneven microbatches, each of which is tried."""
-MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 3000, 60_000, 1_500_000
+FEWER_ATTEMPTS = 2
+"""Annealings that look for a plan with a slot less than the best has."""
+STYLES = EVEN, COOL, HOT = Style(0.5, 0.3), Style(0.5, 0.0), Style(1.0, 0.0)
+"""Ways to anneal, each of which is tried; the first is best at keeping the token limit."""
+HANDFUL, STRICT = 50, (Style(0.5, 0.0, 0.1, 1e6), Style(0.5, 0.3, 0.1, 1e6))
+"""Up to so many jobs these are tried as well, at every number of slots: they keep the limit and care less for work."""
+MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 2000, 60_000, 1_000_000
 """Moves of the longest annealing."""
 MAX_ANNEALED_CELLS = 4_000_000
 """Jobs x microbatches up to which is annealed; the counters take 4 bytes for each."""
@@ -54,15 +57,14 @@ def search(problem: Problem, *, seed: int) -> Found:
     bound = lower_bound(problem)
     peers = {name: schedule(problem, bin_J) for name, bin_J in _members(problem)}
     is_small = problem.num_jobs <= FEW_JOBS
-    rules = pack.RULES if is_small else (pack.FIRST_FIT,)
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in rules)]
+    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in pack.RULES)]
     candidates = [*peers.values(), *(schedule(problem, bin_J) for bin_J in compact)]
     if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
         fewest = min(candidate.num_slots for candidate in candidates)
         candidates += _balanced(problem, bound, fewest)
         if is_small and min(candidates, key=_order).makespan > bound.makespan:
-            candidates += _annealed(problem, candidates, seed)
+            candidates += _annealed(problem, candidates, bound, seed)
     return Found(
         schedule=min(candidates, key=_order),
         bound=bound,
@@ -70,9 +72,14 @@ def search(problem: Problem, *, seed: int) -> Found:
     )
 
 
-def _order(candidate: Schedule) -> tuple[int, int, int]:
-    """Shorter first; of equals, the one with fewer slots, then less work."""
-    return candidate.makespan, candidate.num_slots, int(candidate.work_B.sum())
+def _order(candidate: Schedule) -> tuple[int, int, int, float]:
+    """Shorter first; of equals, the one with fewer slots, then less work, then the more even one."""
+    work_SR = np.sort(candidate.work_B)[::-1].reshape(candidate.num_slots, -1)
+    mean_S = np.maximum(work_SR.sum(axis=1), 1) / work_SR.shape[1]
+    excess = (work_SR[:, 0] / mean_S - 1).tolist()
+    # Rounded once, so that all machines choose the same.
+    unevenness = math.fsum(x * x * x * x for x in excess)
+    return candidate.makespan, candidate.num_slots, int(candidate.work_B.sum()), unevenness
 
 
 def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
@@ -86,16 +93,15 @@ def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
 
 
 def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Schedule]:
-    """Packings into a few numbers of slots from the fewest on; with many jobs, the quickest way only."""
-    is_small = problem.num_jobs <= FEW_JOBS
-    rules, extra, tolerance = pack.RULES, MAX_EXTRA_SLOTS, FINE_TOLERANCE
-    if not is_small:
-        rules, extra, tolerance = (pack.FIRST_FIT,), 0, COARSE_TOLERANCE
+    """Packings into a few numbers of slots from the fewest on."""
+    extra, tolerance = MAX_EXTRA_SLOTS, FINE_TOLERANCE
+    if problem.num_jobs > FEW_JOBS:
+        extra, tolerance = 1, COARSE_TOLERANCE
     best = 0
     for num_slots in range(fewest, fewest + extra + 1):
         if 0 < best <= bound.work + num_slots * problem.overhead:
             return
-        for rule in rules:
+        for rule in pack.RULES:
             guess = bound.work // num_slots
             bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
             if bin_J is not None:
@@ -104,31 +110,81 @@ def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Sche
                 yield packed
 
 
-def _annealed(problem: Problem, candidates: list[Schedule], seed: int) -> Iterator[Schedule]:
+def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, seed: int) -> Iterator[Schedule]:
     """The best candidates of different numbers of slots, annealed shortly; then the best of these at length."""
     starts: dict[int, Schedule] = {}
     for candidate in sorted(candidates, key=_order):
         starts.setdefault(candidate.num_slots, candidate)
     best = next(iter(starts.values()))
-    starts.setdefault(best.num_slots + 1, best)
-    in_turn = sorted(starts.items(), key=lambda item: (item[1].makespan, item[0]))
     moves = max(MIN_MOVES, min(MAX_MOVES, MOVES_PER_JOB * problem.num_jobs))
-    tried: list[tuple[Schedule, int, float]] = []
-    for num_slots, start in in_turn[:MAX_ANNEALED]:
-        if problem.num_jobs * num_slots * problem.ranks <= MAX_ANNEALED_CELLS:
-            for spread in SPREADS:
-                found = _anneal_once(problem, start, num_slots, (moves // 6, spread, seed))
-                tried.append((found, num_slots, spread))
-                yield found
+    tried: list[tuple[Schedule, Style]] = []
+    # Packing never tries fewer slots than it needs to keep the limit; annealing may pass through plans that break it.
+    fewer: Schedule | None = best
+    while fewer is not None and _is_promising(problem, bound, fewer.num_slots - 1, best):
+        num_bins = (fewer.num_slots - 1) * problem.ranks
+        start = min([fewer, *candidates], key=lambda candidate: _work_beyond(candidate, num_bins))
+        num_slots, fewer = fewer.num_slots - 1, None
+        for attempt in range(FEWER_ATTEMPTS):
+            how = (moves // 3, EVEN, seed + attempt)
+            fewer = fewer or _anneal_once(problem, start, num_slots, how)
+        if fewer is not None:
+            tried.append((fewer, EVEN))
+            yield fewer
+    for num_slots in (best.num_slots, best.num_slots + 1):
+        if not _is_promising(problem, bound, num_slots, min([best, *(found for found, _ in tried)], key=_order)):
+            continue
+        styles = STYLES if num_slots == best.num_slots else (EVEN,)
+        if problem.num_jobs <= HANDFUL:
+            styles = STYLES + STRICT
+        for style in styles:
+            found = _anneal_once(problem, starts.get(num_slots, best), num_slots, (moves // 6, style, seed))
+            assert found is not None, "the start keeps the limit"
+            tried.append((found, style))
+            yield found
     if tried:
-        start, num_slots, spread = min(tried, key=lambda item: _order(item[0]))
-        yield _anneal_once(problem, start, num_slots, (moves, spread, seed + 1))
+        start, style = min(tried, key=lambda item: _order(item[0]))
+        found = _anneal_once(problem, start, start.num_slots, (moves, style, seed + 1))
+        assert found is not None, "the start keeps the limit"
+        yield found
+        if problem.barrier:
+            yield _leveled(problem, min(start, found, key=_order), (moves // 2, seed))
 
 
-def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, float, int]) -> Schedule:
-    moves, spread, seed = how
+def _leveled(problem: Problem, start: Schedule, how: tuple[int, int]) -> Schedule:
+    """The same makespan and no more work, but slots that are more even."""
+    moves, seed = how
+    num_bins = start.num_slots * problem.ranks
+    bin_J = level(problem, start.bin_J, num_bins=num_bins, moves=moves, seed=seed)
+    return schedule(problem, portfolio.close_gaps(bin_J))
+
+
+def _work_beyond(candidate: Schedule, num_bins: int) -> int:
+    """Work of all but the largest microbatches."""
+    return int(np.sort(candidate.work_B)[: max(candidate.work_B.size - num_bins, 0)].sum())
+
+
+def _is_promising(problem: Problem, bound: LowerBound, num_slots: int, best: Schedule) -> bool:
+    """Whether so many slots may give a shorter step than the best, and the counters of the annealing fit."""
+    if num_slots < bound.slots or problem.num_jobs * num_slots * problem.ranks > MAX_ANNEALED_CELLS:
+        return False
+    return bound.work + num_slots * problem.overhead < best.makespan
+
+
+def _anneal_once(problem: Problem, start: Schedule, num_slots: int, how: tuple[int, Style, int]) -> Schedule | None:
+    moves, style, seed = how
+    num_bins = num_slots * problem.ranks
     # Annealing counts on microbatch b being on rank b % ranks.
     bin_J = (start.places.slot_B * problem.ranks + start.places.rank_B)[start.bin_J]
-    num_bins = num_slots * problem.ranks
-    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, spread=spread)
-    return schedule(problem, portfolio.close_gaps(found_J))
+    if start.num_slots > num_slots:
+        bin_J = _dissolved(bin_J, num_bins)
+    found_J = anneal(problem, bin_J, num_bins=num_bins, moves=moves, seed=seed, style=style)
+    return None if found_J is None else schedule(problem, portfolio.close_gaps(found_J))
+
+
+def _dissolved(bin_J: NDArray[np.int64], num_bins: int) -> NDArray[np.int64]:
+    """Jobs of bins from `num_bins` on, the smallest, join the nearest job in lexicographic order of another bin."""
+    stays_K = np.flatnonzero(bin_J < num_bins)
+    after_J = np.clip(np.searchsorted(stays_K, np.arange(bin_J.size)), 0, stays_K.size - 1)
+    before_J = np.maximum(after_J - 1, 0)
+    distance_J = np.abs(np.arange(bin_J.size) - stays_K[[before_J, after_J]])
+    return bin_J[np.where(distance_J[0] < distance_J[1], stays_K[before_J], stays_K[after_J])]

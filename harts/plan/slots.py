@@ -59,7 +59,8 @@ def schedule(problem: Problem, bin_J: NDArray[np.int64]) -> Schedule:
     """
     count = int(bin_J.max()) + 1
     num_slots = -(-count // problem.ranks)
-    bin_J = _pad(bin_J, problem.length_J, count, num_slots * problem.ranks)
+    if count < num_slots * problem.ranks:
+        bin_J = _pad(bin_J, problem.length_J, count, num_slots * problem.ranks)
     work_B = np.zeros(num_slots * problem.ranks, dtype=np.int64)
     work, _ = recount(problem, bin_J)
     work_B[: work.size] = work

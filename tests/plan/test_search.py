@@ -120,7 +120,7 @@ def test_plans_are_the_same_every_time():
     plans = [make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, ranks=4) for _ in range(2)]
     assert plans[0].digest == plans[1].digest
     # The same on every machine: stored from another run.
-    assert plans[0].digest[:16] == "23e6f1cda02c272b"
+    assert plans[0].digest[:16] == "0538dc3721cc6fca"
 
 
 def test_an_impossible_number_of_ranks_is_named():
@@ -197,8 +197,8 @@ def test_small_steps_are_within_one_per_cent_of_proved_optima():
     assert (np.mean(ratios) <= 1.01, max(ratios) <= 1.05) == (True, True), ratios
 
 
-# The aim is 1.05 on all. In the families named here the bound is loose where a rank gets two or three microbatches.
-MEAN_TO_BOUND = {"agent": 1.08, "search_tree": 1.08, "system_prompt": 1.12}
+# The aim is 1.05 on all. In the families named here it is missed where a rank gets two or three microbatches.
+MEAN_TO_BOUND = {"agent": 1.08, "search_tree": 1.075}
 
 
 @pytest.mark.slow
