@@ -11,13 +11,15 @@ executions in turns. `one` is fla's call of one sequence, `packed` that of as ma
 trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back;
 `layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call. `chunks` are
 those of the tree over those of one sequence: a chunk costs the same however many of its rows are used.
-Most of the time goes into fla's autotuning when nothing is compiled yet: about a minute a kind.
+Most of the time goes into fla's autotuning when nothing is compiled yet: about a minute a kind, and minutes more for
+calls round by round (`--no-by-rounds` leaves them out).
 """
 
 from __future__ import annotations
 
 import argparse
 import faulthandler
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -58,6 +60,12 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--tokens", type=int, default=32_768, help="distinct tokens of a tree")
     parser.add_argument("--sweep", action="store_true", help="only launch shapes of our kernels")
     parser.add_argument("--profile", action="store_true", help="only how long each kernel takes")
+    parser.add_argument(
+        "--by-rounds",
+        action=argparse.BooleanOptionalAction,
+        default=True,
+        help="fla's public function called once a round too, whose autotuning takes minutes more",
+    )
     parser.add_argument("--configurations", type=int, help="tune so many of each of fla's kernels at most")
     parser.add_argument("--limit", type=int, default=540, help="seconds after which it gives up")
     options = parser.parse_args(arguments)
@@ -72,7 +80,10 @@ def main(arguments: list[str]) -> None:
         elif options.profile:
             tables |= profiled(name, options.tokens, forward_backward)
         else:
-            tables[name] = list(times(KINDS[name], options.tokens, options.shapes))
+            tables[name] = []
+            for row in times(KINDS[name], options.tokens, options.shapes, by_rounds=options.by_rounds):
+                print(name, row, file=sys.stderr, flush=True)  # what a run that is cut short leaves
+                tables[name].append(row)
         print(f"{name}: {time.perf_counter() - began:.0f} s", flush=True)
     name = "linear_sweep" if options.sweep else "linear_profile" if options.profile else "linear"
     report(name, tables, as_json=options.json)
@@ -90,16 +101,16 @@ def tune_fewer(most: int) -> None:
     Autotuner.prune_configs = lambda self, options: sorted(prune(self, options), key=rank)[:most]
 
 
-def times(kind: Kind, num_tokens: int, shapes: Path | None) -> Iterator[Row]:
-    """A row a tree."""
+def times(kind: Kind, num_tokens: int, shapes: Path | None, *, by_rounds: bool) -> Iterator[Row]:
+    """A row a tree; caterpillars of `BY_ROUNDS` round by round too, if asked for."""
     check(kind)
     if not kind.public_gradient:
         print("fla's gradient depends on the Triton version here: `one` is our own call without branches")
     for shape, make in (("chain", trees.chain), ("caterpillar", trees.caterpillar)):
         for rounds in ROUNDS:
             if shape == "chain" or rounds > 1:
-                by_rounds = shape == "caterpillar" and rounds in BY_ROUNDS
-                yield times_of_tree(kind, shape, make(num_tokens, rounds, CHUNK_SIZE), by_rounds=by_rounds)
+                slowly = by_rounds and shape == "caterpillar" and rounds in BY_ROUNDS
+                yield times_of_tree(kind, shape, make(num_tokens, rounds, CHUNK_SIZE), by_rounds=slowly)
     for name, tree in trees.measured(shapes, num_tokens) if shapes is not None else ():
         yield times_of_tree(kind, name, tree, by_rounds=False)
 
