@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.data.exchange import Exchange
+from harts.data.exchange import Exchange, fail_together
 from harts.data.redistribute import gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
@@ -57,11 +57,12 @@ def train_step_across_ranks(
         Loss, metrics and sizes of what ran here; log-probs of the trajectories that live here, in the order given.
 
     Raises:
-        ValueError: As `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks differ. What is
-            wrong with one rank's own trajectories is raised there alone; the others wait until the launcher ends them.
+        ValueError: On all ranks: as `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks
+            differ. What is wrong with a trajectory is said by the rank that holds it; the others name that rank.
     """
     begin = time.perf_counter()
     check_execution(execution)
+    fail_together(_error_in(trajectories, model, objective), exchange)
     found = prefix_tree_across_ranks(trajectories, exchange, numbers=numbers)
     plan = make_plan(
         found.tree,
@@ -76,15 +77,28 @@ def train_step_across_ranks(
     share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
     target_N = _targets(plan)
     here = redistribute(trajectories, exchange, records, target_N)
-    step = _own_step(model, here, records, found.tree, plan=plan, rank=exchange.rank) if here else None
+    step = _own_step(here, records, found.tree, plan=plan, rank=exchange.rank) if here else None
     model = _with_load(model, step, exchange)
     result = _nothing(model)
     if step is not None:
-        check_streams(objective, step.batch)
         loss_weight_P = share_N[target_N == exchange.rank][step.batch.trajectory_P]
         result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
     logprobs_P = return_values(result.logprobs_P, exchange, records, target_N)
     return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
+
+
+def _error_in(trajectories: Sequence[Trajectory], model: TreeModel, objective: Objective) -> ValueError | None:
+    """What is wrong with a rank's own trajectories."""
+    if not trajectories:
+        return None
+    try:
+        batch = TrajectoryBatch.of(trajectories)
+        batch.check_vocabulary(model.vocab_size)
+        model.routing.check_routes(batch)
+        check_streams(objective, batch)
+    except ValueError as error:
+        return error
+    return None
 
 
 def _targets(plan: Plan) -> NDArray[np.int64]:
@@ -97,17 +111,14 @@ def _targets(plan: Plan) -> NDArray[np.int64]:
 
 
 def _own_step(
-    model: TreeModel, here: Sequence[Trajectory], whole: StepColumns, tree: PrefixTree, *, plan: Plan, rank: int
+    here: Sequence[Trajectory], whole: StepColumns, tree: PrefixTree, *, plan: Plan, rank: int
 ) -> StepMicrobatches:
     """The step of this rank's slots alone, its trajectories counted by ascending number in the whole step."""
-    batch = TrajectoryBatch.of(here)
-    batch.check_vocabulary(model.vocab_size)
-    model.routing.check_routes(batch)
     ran = np.sort([number for microbatch in plan.slots[rank] for number in microbatch.trajectories])
     part = tree.restrict(ran)
     slots = tuple(_renumbered(microbatch, ran) for microbatch in plan.slots[rank])
     return StepMicrobatches(
-        batch=batch,
+        batch=TrajectoryBatch.of(here),
         whole=whole,
         tree=replace(part, order_N=np.searchsorted(ran, part.order_N)),
         plan=replace(plan, slots=(slots,)),

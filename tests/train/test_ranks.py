@@ -174,3 +174,18 @@ def test_what_cannot_run_across_ranks_is_refused():
     untrained = [Trajectory.of([1, 2], loss_mask=[0, 0], sampling_logprobs=[0, 0], ref_logprobs=[0, 0])]
     with pytest.raises(ValueError, match="without a trained token"):
         run_in_threads(2, lambda ranks: train_step_across_ranks(plain, untrained, OBJECTIVE, ranks))
+
+
+def test_all_ranks_raise_what_one_finds_wrong():
+    """The one that holds the trajectory says what; none is left waiting."""
+    plain = harts.prepare(tiny_model("qwen3"))
+    held = [[Trajectory.of([1, 2, 3])], [], [Trajectory.of([1, 2, 9999])]]
+
+    def work(exchange: Exchange) -> str:
+        with pytest.raises(ValueError) as caught:
+            train_step_across_ranks(plain, held[exchange.rank], harts.Supervised(), exchange)
+        return str(caught.value)
+
+    messages = run_in_threads(3, work)
+    assert "9999" in messages[2]
+    assert all("ranks [2] cannot be trained on" in message for message in messages[:2])
