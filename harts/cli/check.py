@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -22,7 +23,7 @@ from harts.data.readers import GroupShape
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from harts.check import CheckReport
+    from harts.check import BitsReport, CheckReport
     from harts.check.differences import Differences
 
 EPILOG = """
@@ -35,8 +36,9 @@ Examples:
 Every comparison stands beside what flat training differs from itself by, when it is run again, when trajectories are
 padded into batches and when weights are moved by a rounding (not in 16 bits), and beside both errors against a
 float64 copy of the model where that fits into memory.
+With --exact, log-probs alone are compared, bit by bit, both ways in exact mode.
 The leak test changes tokens in some branches and looks at every layer's outputs outside of them.
-Exit code: 0 if the verdict is "exact" or "within-noise", 1 if it is "differs", 2 for an error.
+Exit code: 0 if the verdict is "exact", "within-noise" or "bit-equal", 1 if it is "differs", 2 for an error.
 """
 DtypeName = Literal["float64", "float32", "bfloat16"]
 
@@ -54,6 +56,9 @@ Truth = Annotated[
     bool | None,
     typer.Option("--truth/--no-truth", help="Compare with a float64 copy, too. Without either: where it fits."),
 ]
+Exact = Annotated[
+    bool, typer.Option("--exact", help="Only compare log-probs, bit by bit, with kernels that fix every order. Slow.")
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 
 
@@ -67,14 +72,25 @@ class Rollouts:
     """Of all trajectories."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Numerics:
+    """What is computed with."""
+
+    dtype: Dtype = "float32"
+    """Name of a torch dtype."""
+    device: Device = None
+    """None for the first GPU, if there is one."""
+    exact: Exact = False
+    """Whether only bits of log-probs in exact mode are compared."""
+
+
 @grouped_options
 def check(
     *,
     model: ModelName,
     rollouts: Rollouts,
     reading: ReadingOptions,
-    dtype: Dtype = "float32",
-    device: Device = None,
+    numerics: Numerics,
     truth: Truth = None,
     as_json: Json = False,
 ) -> None:
@@ -85,19 +101,23 @@ def check(
     """
     import torch
 
+    from harts import check as checks
     from harts.cli.load_model import load_model
 
     try:
-        found = device or ("cuda" if torch.cuda.is_available() else "cpu")
-        module = load_model(model, dtype=getattr(torch, dtype), device=found)
-        report = _run(module, _rollouts(module, rollouts, reading), truth)
+        found = numerics.device or ("cuda" if torch.cuda.is_available() else "cpu")
+        module = load_model(model, dtype=getattr(torch, numerics.dtype), device=found)
+        trajectories = _rollouts(module, rollouts, reading)
+        report = _run_exact(module, trajectories) if numerics.exact else _run(module, trajectories, truth)
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error
     if as_json:
         typer.echo(json.dumps(report.to_dict()))
-    else:
+    elif isinstance(report, checks.CheckReport):
         _show(report, model, Console())
+    else:
+        _show_bits(report, model, Console())
     raise typer.Exit(0 if report.passed else 1)
 
 
@@ -105,6 +125,21 @@ def _run(model: PreTrainedModel, trajectories: list[Trajectory], truth: bool | N
     from harts.check import check_model
     from harts.check.run import STEPS
 
+    with _progress(STEPS) as progress:
+        return check_model(model, trajectories, truth=truth, progress=progress)
+
+
+def _run_exact(model: PreTrainedModel, trajectories: list[Trajectory]) -> BitsReport:
+    from harts.check import check_bits
+    from harts.check.bits import STEPS
+
+    with _progress(STEPS) as progress:
+        return check_bits(model, trajectories, progress=progress)
+
+
+@contextmanager
+def _progress(steps: Sequence[str]) -> Iterator[Callable[[str], None]]:
+    """A bar, and what moves it to a step."""
     bar = Progress(
         TextColumn("{task.description:15}"),
         BarColumn(),
@@ -114,12 +149,8 @@ def _run(model: PreTrainedModel, trajectories: list[Trajectory], truth: bool | N
         transient=True,
     )
     with bar:
-        task = bar.add_task("", total=len(STEPS))
-
-        def progress(step: str) -> None:
-            bar.update(task, description=step, completed=STEPS.index(step))
-
-        return check_model(model, trajectories, truth=truth, progress=progress)
+        task = bar.add_task("", total=len(steps))
+        yield lambda step: bar.update(task, description=step, completed=steps.index(step))
 
 
 def _rollouts(model: PreTrainedModel, rollouts: Rollouts, reading: ReadingOptions) -> list[Trajectory]:
@@ -190,6 +221,15 @@ def _show(report: CheckReport, model: str, console: Console) -> None:
     if report.tree.routing is not None:
         _show_routing(report, console)
     console.print(f"verdict: {report.verdict}{', a branch feels its siblings' if report.leak else ''}")
+
+
+def _show_bits(report: BitsReport, model: str, console: Console) -> None:
+    console.print(
+        f"{model}, {report.dtype}, exact mode: {report.tokens_flat:,} tokens, {report.tokens_distinct:,} distinct; "
+        f"{report.tokens_different:,} of {report.tokens_trained:,} log-probs differ, by {report.max_logprob_diff:.1e} "
+        "at most"
+    )
+    console.print(f"verdict: {report.verdict}")
 
 
 def _show_routing(report: CheckReport, console: Console) -> None:

@@ -48,6 +48,15 @@ def test_tables_and_a_file_of_trajectories(tmp_path: Path):
         assert text in result.stdout
 
 
+def test_bits_in_exact_mode():
+    arguments = ["check", "--model", "tiny:qwen3_5", "--exact"]
+    fields = json.loads(runner.invoke(app, [*arguments, "--json"]).stdout)
+    assert (fields["verdict"], fields["tokens_different"], fields["max_logprob_diff"]) == ("bit-equal", 0, 0.0)
+    shown = runner.invoke(app, arguments)
+    assert shown.exit_code == 0
+    assert "1,735 tokens, 569 distinct" in shown.stdout and "verdict: bit-equal" in shown.stdout
+
+
 def test_exit_code_1_if_trees_differ(monkeypatch: pytest.MonkeyPatch):
     exact = attention.tree_attention
 

@@ -43,8 +43,8 @@ Streams = dict[str, Tensor]
 
 @pytest.fixture(scope="module", autouse=True)
 def one_configuration() -> Iterator[None]:
-    """One configuration a kernel, of four warps and large blocks where there is such: timing would pick another one for
-    other lengths, and other tiles of the same kernel can give other bits."""
+    """One configuration a kernel, of four warps and large blocks where there is such: packed calls are timed apart from
+    plain ones, and other tiles of the same kernel can give other bits."""
     autotuner = pytest.importorskip("triton.runtime.autotuner").Autotuner
     pytest.importorskip("fla")
     prune = autotuner.prune_configs
