@@ -39,16 +39,17 @@ def sweep(name: str, num_tokens: int) -> dict[str, list[Row]]:
         tables[f"{name} {direction.lower()}"] = rows
         print(name, direction, rows[0], flush=True)
     if name == "gdn":
-        tables["chunk_gradients"] = list(_gradient_shapes(chunk_gradients, _chunk_work, launches))
-        tables["wy_gradients"] = list(_gradient_shapes(wy_gradients, _wy_work, launches))
+        chunk_work = {shape: _chunk_work(launch) for shape, launch in launches.items()}
+        tables["chunk_gradients"] = list(_gradient_shapes(chunk_gradients, chunk_work, (64, 128)))
+        wy_work = {shape: _wy_work(launch) for shape, launch in launches.items()}
+        tables["wy_gradients"] = list(_gradient_shapes(wy_gradients, wy_work, (None,)))
     return tables
 
 
 def _gradient_shapes(
-    module: ModuleType, work_of: Callable[[LaunchIndex], Callable[[], object]], launches: dict[str, LaunchIndex]
+    module: ModuleType, work: dict[str, Callable[[], object]], blocks_k: tuple[int | None, ...]
 ) -> Iterator[Row]:
-    work = {shape: work_of(launch) for shape, launch in launches.items()}
-    for block_k, block_v, warps, stages in product((64, 128), (32, 64, 128), (4, 8), (1, 2, 3)):
+    for block_k, block_v, warps, stages in product(blocks_k, (32, 64, 128), (4, 8), (1, 2, 3)):
         shape = LaunchShape(block_k=block_k, block_v=block_v, num_warps=warps, num_stages=stages)
         with patch.object(module, "SHAPE", shape):
             try:
@@ -56,7 +57,7 @@ def _gradient_shapes(
             except OutOfResources:
                 continue
         yield {
-            "tile": f"{block_k}x{block_v}",
+            "tile": f"{block_k or 128}x{block_v}",
             "warps": warps,
             "stages": stages,
             **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},

@@ -63,9 +63,7 @@ def check_bits(
         ValueError: If the model does not run on trees, or the trajectories do not fit it.
     """
     progress = progress or (lambda step: None)
-    batch = TrajectoryBatch.of(trajectories)
-    tree = build_prefix_tree(batch)
-    batch.check_vocabulary(model.config.get_text_config().vocab_size)
+    tree = build_prefix_tree(TrajectoryBatch.of(trajectories))
     logprobs = {}
     with _eager_experts(model):
         prepared = prepare(model, kernels=Kernels(exact=True))
@@ -76,7 +74,7 @@ def check_bits(
                     prepared,
                     trajectories,
                     execution="tree" if step == "tree" else "flat",
-                    max_tokens_per_microbatch=max(tree.num_tokens, int(tree.length_N.max())),
+                    max_tokens_per_microbatch=tree.num_tokens,
                 )
         finally:
             prepared.restore()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
 import torch
 
+from harts.layers.capability import installed
 from harts.layers.row_blocks import row_blocks
 
 
@@ -19,7 +19,7 @@ def one_arithmetic(device: torch.device) -> Iterator[None]:
         device: Where the model is.
     """
     with ExitStack() as stack:
-        if device.type == "cuda" and importlib.util.find_spec("fla") is not None:
+        if device.type == "cuda" and installed("fla-core") is not None:
             from harts.layers.linear_attention.fla_norms import one_configuration
 
             stack.enter_context(one_configuration())

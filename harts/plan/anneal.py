@@ -165,7 +165,10 @@ def _makespan(shape, state):
 
 
 @numba.njit(cache=True)
-def _sort_all(state):
+def _place_all(shape, state):
+    """Count the jobs where they are, and sort the microbatches."""
+    for job in range(state.bin_J.size):
+        _insert(shape, state, job, state.bin_J[job])
     order = np.argsort(-state.work_B, kind="mergesort")
     for place in range(order.size):
         state.sorted_B[place] = order[place]
@@ -270,9 +273,6 @@ def _try_move(shape, state, random, energy, limits):
 @numba.njit(cache=True)
 def _anneal(shape, state, random, moves, style):
     """Run all stages from the state given; returns the best assignment seen and whether it keeps the limit."""
-    for job in range(state.bin_J.size):
-        _insert(shape, state, job, state.bin_J[job])
-    _sort_all(state)
     over = 0
     for number in range(state.work_B.size):
         over += _over(shape, state, number)
@@ -356,9 +356,6 @@ def _unevenness(shape, state):
 @numba.njit(cache=True)
 def _level(shape, state, random, moves):
     """Keep moves that make slots more even, and nothing worse."""
-    for job in range(state.bin_J.size):
-        _insert(shape, state, job, state.bin_J[job])
-    _sort_all(state)
     makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
     for _ in range(moves):
         count, source, target = _propose(shape, state, random)
@@ -382,7 +379,7 @@ def _level(shape, state, random, moves):
 
 
 def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:
-    """What moves need; the jobs are not yet counted."""
+    """What moves need, the jobs in their places."""
     jobs, segments = problem.num_jobs, problem.parent_S.size
     first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
     shape = Shape(
@@ -408,6 +405,7 @@ def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tupl
         zeros_B.copy(),
         np.zeros(max(jobs, 2), dtype=np.int64),
     )
+    _place_all(shape, state)
     return shape, state
 
 

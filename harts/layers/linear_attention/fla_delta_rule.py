@@ -26,6 +26,7 @@ from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 from torch import Tensor
 
+from harts.layers.linear_attention.fla_arguments import chunks_of, runs_of
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.delta_rule import DeltaRuleRows, tree_state_gradients, tree_states
@@ -70,7 +71,7 @@ class _GatedDelta(torch.autograd.Function):
         q, q_rstd, k, k_rstd, v, g, beta, inverse = ctx.saved_tensors
         launch, do, scale = ctx.launch, grad_outputs[0].contiguous(), k.shape[-1] ** -0.5
         chunks = chunks_of(launch)
-        w, u = recompute_w_u_fwd(k=k, v=v, beta=beta, A=inverse, g=g, **_indices(launch))
+        w, u = recompute_w_u_fwd(k=k, v=v, beta=beta, A=inverse, g=g, **runs_of(launch))
         states = DeltaRuleRows(k=k, w=w, g=g, gk=None)
         h, written = tree_states(states, u, launch=launch)
         dv = chunk_bwd_dv_local(q=q, k=k, g=g, do=do, scale=scale, **chunks)
@@ -106,7 +107,7 @@ class _KimiDelta(torch.autograd.Function):
         launch, do, scale = ctx.launch, grad_outputs[0].contiguous(), k.shape[-1] ** -0.5
         chunks = chunks_of(launch)
         w, u, decayed_q, decayed_k = recompute_channel_w_u_fwd(
-            q=q, k=k, v=v, beta=beta, A=inverse, gk=g, **_indices(launch)
+            q=q, k=k, v=v, beta=beta, A=inverse, gk=g, **runs_of(launch)
         )
         states = DeltaRuleRows(k=decayed_k, w=w, g=None, gk=g)
         h, written = tree_states(states, u, launch=launch)
@@ -124,12 +125,3 @@ class _KimiDelta(torch.autograd.Function):
             dq, dk = (x.view(*q.shape[:3], -1, q.shape[3]).sum(3) for x in (dq, dk))
         dq, dk = l2norm_bwd(q, q_rstd, dq), l2norm_bwd(k, k_rstd, dk)
         return None, None, dq.to(q.dtype), dk.to(k.dtype), dv, dg, dbeta.to(beta.dtype)
-
-
-def _indices(launch: LaunchIndex) -> dict[str, Any]:
-    return {"cu_seqlens": launch.cu_seqlens, "chunk_indices": launch.chunk_indices}
-
-
-def chunks_of(launch: LaunchIndex) -> dict[str, Any]:
-    """Runs and chunks as arguments of fla's functions."""
-    return {**_indices(launch), "chunk_size": launch.chunk_size}

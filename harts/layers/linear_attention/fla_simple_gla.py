@@ -26,6 +26,7 @@ from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
 from torch import Tensor
 
+from harts.layers.linear_attention.fla_arguments import chunks_of
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.decay_states import ChunkDecay, tree_state_gradients, tree_states
 from harts.layers.linear_attention.ssd import SSDInputs
@@ -111,10 +112,10 @@ class _SimpleGLA(torch.autograd.Function):
         if decay.dim() == 1:
             log2 = ChunkDecay(gamma=decay * RCP_LN2)
         else:
-            log2 = ChunkDecay(g=chunk_local_cumsum(decay, scale=RCP_LN2, **_chunks(launch)))
+            log2 = ChunkDecay(g=chunk_local_cumsum(decay, scale=RCP_LN2, **chunks_of(launch)))
         h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
         output = chunk_fwd_o(
-            q=query, k=key, v=value, h=h, g=log2.g, g_gamma=log2.gamma, scale=scale, **_chunks(launch)
+            q=query, k=key, v=value, h=h, g=log2.g, g_gamma=log2.gamma, scale=scale, **chunks_of(launch)
         )  # fmt: skip
         ctx.launch, ctx.scale = launch, scale
         ctx.save_for_backward(query, key, value, log2.g, log2.gamma)
@@ -124,7 +125,7 @@ class _SimpleGLA(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, g, gamma = ctx.saved_tensors
         launch, scale, grad = ctx.launch, ctx.scale, grad_outputs[0].contiguous()
-        log2, chunks = ChunkDecay(g=g, gamma=gamma), _chunks(launch)
+        log2, chunks = ChunkDecay(g=g, gamma=gamma), chunks_of(launch)
         h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
         dh = tree_state_gradients(query, grad, log2, scale=scale, launch=launch, dtype=key.dtype)
         gates = g
@@ -136,11 +137,3 @@ class _SimpleGLA(torch.autograd.Function):
         if g is not None:
             dg = chunk_local_cumsum(dg, reverse=True, **chunks)
         return None, None, dq, dk, dv.to(value.dtype), None if g is None else dg
-
-
-def _chunks(launch: LaunchIndex) -> dict[str, Any]:
-    return {
-        "cu_seqlens": launch.cu_seqlens,
-        "chunk_indices": launch.chunk_indices,
-        "chunk_size": launch.chunk_size,
-    }
