@@ -40,7 +40,10 @@ def _with_side_leaves(trunk: int, leaves: list[int], side: int, rounds: int, chu
 
 
 def measured(folder: Path, num_tokens: int) -> Iterator[tuple[str, PrefixTree]]:
-    """Of each file the first trajectories of its groups, as many as have that many distinct tokens together."""
+    """Of each file the first trajectories of its groups, as many as have that many distinct tokens together.
+
+    Files whose first trajectory alone has more are left out.
+    """
     for name in WORKLOADS:
         length: list[int] = []
         lcp: list[int] = []
@@ -53,4 +56,5 @@ def measured(folder: Path, num_tokens: int) -> Iterator[tuple[str, PrefixTree]]:
                 if total[-1] >= num_tokens:
                     break
         count = int(np.searchsorted(total, num_tokens, side="right"))
-        yield name, tree_from_lcp(np.arange(count), length[:count], lcp[:count])
+        if count:
+            yield name, tree_from_lcp(np.arange(count), length[:count], lcp[:count])

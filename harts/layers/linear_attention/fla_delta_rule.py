@@ -1,9 +1,10 @@
 """Gated DeltaNet and Kimi Delta Attention of a whole tree, all runs as one packed call of each kernel.
 
 fla's kernels are parallel over chunks and do not ask which chunk comes before which, all but the two that hand states
-over. Its functions are taken apart here: states follow the tree (`kernels/delta_rule.py`), and of Gated DeltaNet,
-gradients inside chunks are ours too (`kernels/chunk_gradients.py`, `kernels/wy_gradients.py`), which makes up for the
-additional chunks of a tree. All else that outputs depend on is fla's: they have its bits.
+over. Its functions are taken apart here: states follow the tree (`kernels/delta_rule.py`), and gradients inside chunks
+are ours too (`chunk_gradients.py` and `wy_gradients.py` of Gated DeltaNet, `channel_gradients.py` and
+`pair_gradients.py` of Kimi Delta Attention), which makes up for the additional chunks of a tree. All else that outputs
+depend on is fla's: they have its bits.
 
 Imported only where fla is installed.
 """
@@ -19,8 +20,8 @@ from fla.ops.common.chunk_o import chunk_bwd_dv_local, chunk_fwd_o
 from fla.ops.gated_delta_rule.chunk_fwd import chunk_gated_delta_rule_fwd_intra
 from fla.ops.gated_delta_rule.wy_fast import recompute_w_u_fwd
 from fla.ops.gla.chunk import chunk_gla_fwd_o_gk
-from fla.ops.kda.chunk_bwd import chunk_kda_bwd_dAv, chunk_kda_bwd_wy_dqkg_fused
-from fla.ops.kda.chunk_intra import chunk_kda_bwd_intra, chunk_kda_fwd_intra
+from fla.ops.kda.chunk_bwd import chunk_kda_bwd_dAv
+from fla.ops.kda.chunk_intra import chunk_kda_fwd_intra
 from fla.ops.kda.wy_fast import recompute_w_u_fwd as recompute_channel_w_u_fwd
 from fla.ops.utils import chunk_local_cumsum
 from fla.ops.utils.constant import RCP_LN2
@@ -28,8 +29,10 @@ from torch import Tensor
 
 from harts.layers.linear_attention.fla_arguments import chunks_of, runs_of
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layers.linear_attention.kernels.channel_gradients import ChannelRows, channel_gradients
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.delta_rule import DeltaRuleRows, tree_state_gradients, tree_states
+from harts.layers.linear_attention.kernels.pair_gradients import pair_gradients
 from harts.layers.linear_attention.kernels.wy_gradients import WYRows, wy_gradients
 from harts.layout.launch import LaunchIndex
 
@@ -41,7 +44,7 @@ def tree_delta_rule(inputs: GatedDeltaInputs, launch: LaunchIndex, *, bounded_de
         inputs: R rows, on the device: queries and keys [R, H, K] as projected, neither normalised nor scaled, in 16
             bits; values [R, HV, V], HV a multiple of H; decay [R, HV] or [R, HV, K] float32; beta [R, HV].
         launch: Of the same rows.
-        bounded_decay: Whether no decay is below -5, which lets Kimi Delta Attention multiply inside chunks faster.
+        bounded_decay: Whether no decay is below -5: Kimi Delta Attention then multiplies inside chunks faster, forward.
 
     Returns:
         [R, HV, V] in the dtype of the queries. Rows that another row owns are computed too and take no gradient.
@@ -97,7 +100,7 @@ class _KimiDelta(torch.autograd.Function):
         )
         h, written = tree_states(DeltaRuleRows(k=decayed_k, w=w, g=None, gk=g), u, launch=launch)
         output = chunk_gla_fwd_o_gk(q=q, v=written, g=g, A=products, h=h, scale=scale, **chunks)
-        ctx.launch, ctx.bounded_decay = launch, bounded_decay
+        ctx.launch = launch
         ctx.save_for_backward(q, q_rstd, k, k_rstd, v, g, beta, products, inverse)
         return output.to(q.dtype)
 
@@ -112,16 +115,12 @@ class _KimiDelta(torch.autograd.Function):
         states = DeltaRuleRows(k=decayed_k, w=w, g=None, gk=g)
         h, written = tree_states(states, u, launch=launch)
         da_q, dv = chunk_kda_bwd_dAv(q=q, k=k, v=written, do=do, A=products, scale=scale, **chunks)
-        dh, dv = tree_state_gradients(states, decayed_q, do, dv, scale=scale, launch=launch)
-        dq, dk, dv, dbeta, dg, da_k = chunk_kda_bwd_wy_dqkg_fused(
-            q=q, k=k, v=v, v_new=written, g=g, beta=beta, A=inverse, h=h, do=do, dh=dh, dv=dv, scale=scale, **chunks
-        )
-        dq, dk, dbeta, dg = chunk_kda_bwd_intra(
-            q=q, k=k, g=g, beta=beta, dAqk=da_q, dAkk=da_k, dq=dq, dk=dk, db=dbeta, dg=dg,
-            safe_gate=ctx.bounded_decay, **chunks,
-        )  # fmt: skip
+        dh, du = tree_state_gradients(states, decayed_q, do, dv, scale=scale, launch=launch)
+        rows = ChannelRows(q=q, k=k, v=v, written=written, g=g, beta=beta, inverse=inverse)
+        found = channel_gradients(rows, do, du, ChunkStates(h=h, dh=dh), scale=scale, launch=launch)
+        dq, dk, dbeta, dg = pair_gradients(rows, da_q, found, launch=launch)
         dg = chunk_local_cumsum(dg, reverse=True, **chunks)
         if v.shape[2] > q.shape[2]:
             dq, dk = (x.view(*q.shape[:3], -1, q.shape[3]).sum(3) for x in (dq, dk))
         dq, dk = l2norm_bwd(q, q_rstd, dq), l2norm_bwd(k, k_rstd, dk)
-        return None, None, dq.to(q.dtype), dk.to(k.dtype), dv, dg, dbeta.to(beta.dtype)
+        return None, None, dq.to(q.dtype), dk.to(k.dtype), found.v, dg, dbeta.to(beta.dtype)

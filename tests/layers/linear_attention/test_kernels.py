@@ -10,9 +10,13 @@ import pytest
 
 from tests.triton_checks import assembled, run_interpreted
 
-INTERPRETED = "tests/layers/linear_attention/interpreted_states.py"
+INTERPRETED = (
+    "tests/layers/linear_attention/interpreted_states.py",
+    "tests/layers/linear_attention/interpreted_channels.py",
+)
 TYPES = {
-    **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients", "dg"], "*fp32"),
+    **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients", "dg", "da", "dbeta"], "*fp32"),
+    **dict.fromkeys(["da_q", "da_k", "dq_in", "dk_in", "dg_in", "db"], "*fp32"),
     **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
     **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
     "counts": "*i32",
@@ -35,13 +39,14 @@ class Compiled:
 
 def test_float32_in_the_interpreter():
     pytest.importorskip("fla")
-    run_interpreted(INTERPRETED, marker="not slow")
+    for file in INTERPRETED:
+        run_interpreted(file, marker="not slow")
 
 
 @pytest.mark.slow
 def test_more_of_it_in_the_interpreter():
     pytest.importorskip("fla")
-    run_interpreted(INTERPRETED, marker="slow")
+    run_interpreted(INTERPRETED[0], marker="slow")
 
 
 def compile_kernel(kernel: Any, constants: dict[str, Any], *, num_warps: int, num_stages: int) -> Compiled:
@@ -92,17 +97,31 @@ def test_delta_rule_compiles(gate: str, H: int, HV: int, K: int, V: int, backwar
     check(compile_kernel(kernel, constants, num_warps=shape.num_warps, num_stages=shape.num_stages))
 
 
-@pytest.mark.parametrize(("name", "spilled_bytes"), [("chunk_gradients", 400), ("wy_gradients", 1500)])
+@pytest.mark.parametrize(
+    ("name", "spilled_bytes"), [("chunk_gradients", 400), ("wy_gradients", 1500), ("channel_gradients", 400)]
+)
 def test_gradients_inside_chunks_compile(name: str, spilled_bytes: int):
     """They spill: smaller tiles and fewer heads a program spill less and took longer on an H200."""
     pytest.importorskip("triton")
     kernels = importlib.import_module(f"harts.layers.linear_attention.kernels.{name}")
-    constants: dict[str, Any] = {"H": 16, "HV": 32, "K": 128, "V": 128, "BT": 64, "BK": 128}
-    constants |= {"BV": kernels.SHAPE.block_v, **({"USE_W": True} if name == "chunk_gradients" else {})}
     shape = kernels.SHAPE
+    constants: dict[str, Any] = {"H": 16, "HV": 32, "K": 128, "V": 128, "BT": 64, "BK": shape.block_k or 128}
+    constants |= {"BV": shape.block_v, **({"USE_W": True} if name == "chunk_gradients" else {})}
     found = compile_kernel(kernels._gradients, constants, num_warps=shape.num_warps, num_stages=shape.num_stages)
     assert found.spilled_bytes <= spilled_bytes
     assert found.shared_bytes <= 227 * 1024, "of a multiprocessor of an H200"
+
+
+def test_gradients_of_pairs_compile():
+    pytest.importorskip("triton")
+    from harts.layers.linear_attention.kernels import pair_gradients as kernels
+
+    constants = {"H": 32, "HV": 32, "K": 128, "BT": 64, "BC": kernels.BLOCK, "BK": kernels.BLOCK_K, "LEVELS": 4}
+    check(
+        compile_kernel(
+            kernels._gradients, constants, num_warps=kernels.NUM_WARPS, num_stages=kernels.NUM_STAGES
+        )
+    )  # fmt: skip
 
 
 SIMPLE = {
