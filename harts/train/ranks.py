@@ -8,12 +8,13 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.data.exchange import Exchange, fail_together
+from harts.data.exchange import Exchange
 from harts.data.redistribute import gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
@@ -62,8 +63,9 @@ def train_step_across_ranks(
     """
     begin = time.perf_counter()
     check_execution(execution)
-    fail_together(_error_in(trajectories, model, objective), exchange)
-    found = prefix_tree_across_ranks(trajectories, exchange, numbers=numbers)
+    found = prefix_tree_across_ranks(
+        trajectories, exchange, numbers=numbers, check=partial(_check_fit, model, objective)
+    )
     plan = make_plan(
         found.tree,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
@@ -87,18 +89,11 @@ def train_step_across_ranks(
     return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
 
 
-def _error_in(trajectories: Sequence[Trajectory], model: TreeModel, objective: Objective) -> ValueError | None:
-    """What is wrong with a rank's own trajectories."""
-    if not trajectories:
-        return None
-    try:
-        batch = TrajectoryBatch.of(trajectories)
-        batch.check_vocabulary(model.vocab_size)
-        model.routing.check_routes(batch)
-        check_streams(objective, batch)
-    except ValueError as error:
-        return error
-    return None
+def _check_fit(model: TreeModel, objective: Objective, batch: TrajectoryBatch) -> None:
+    """Raise a ValueError if a rank's own trajectories do not fit the model or the objective."""
+    batch.check_vocabulary(model.vocab_size)
+    model.routing.check_routes(batch)
+    check_streams(objective, batch)
 
 
 def _targets(plan: Plan) -> NDArray[np.int64]:

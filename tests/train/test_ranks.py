@@ -188,4 +188,4 @@ def test_all_ranks_raise_what_one_finds_wrong():
 
     messages = run_in_threads(3, work)
     assert "9999" in messages[2]
-    assert all("ranks [2] cannot be trained on" in message for message in messages[:2])
+    assert all("Ranks [2] found their trajectories wrong" in message for message in messages[:2])
