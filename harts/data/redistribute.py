@@ -17,7 +17,7 @@ from harts.data.exchange import Exchange
 from harts.data.ragged import split
 from harts.data.trajectory import Trajectory
 
-_HEAD = 6
+_HEAD = 7
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,7 +39,7 @@ class TrajectoryRecords:
     temperature_N: NDArray[np.float64]
     """[N] float64, > 0."""
     with_stream: tuple[bool, ...]
-    """Which of `STREAMS` trajectories carry."""
+    """Which of `STREAMS` trajectories carry; of advantages, whether any is not zero."""
     with_share_key: bool
     """Whether any carries a share key."""
     routes_shape: tuple[int, int] | None
@@ -86,7 +86,7 @@ def gather_records(
     by_number[:, np.argsort(rank_N, kind="stable")] = columns
     given = heads[counts > 0]
     _check_heads(given, np.flatnonzero(counts))
-    sampling, ref, has_key, layers, experts, largest = given.max(axis=0).tolist()
+    sampling, ref, has_key, layers, experts, largest, advantages = given.max(axis=0).tolist()
     return TrajectoryRecords(
         numbers=numbers,
         rank_N=rank_N,
@@ -95,7 +95,7 @@ def gather_records(
         group_N=by_number[1],
         weight_N=by_number[2].view(np.float64),
         temperature_N=by_number[3].view(np.float64),
-        with_stream=(True, bool(sampling), bool(ref)),
+        with_stream=(bool(advantages), bool(sampling), bool(ref)),
         with_share_key=bool(has_key),
         routes_shape=None if layers < 0 else (layers, experts),
         wide_ids=largest >= 2**31,
@@ -163,16 +163,17 @@ def return_values(
 
 
 def _head(own: Sequence[Trajectory]) -> NDArray[np.int64]:
-    """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, and the largest id."""
+    """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, the largest id, and
+    whether there are advantages."""
     if not own:
-        return np.array([0, 0, 0, -1, -1, -1])
+        return np.array([0, 0, 0, -1, -1, -1, 0])
     first = own[0]
     shape = (-1, -1) if first.routes is None else first.routes.shape[1:]
     has_key = any(t.share_key is not None for t in own)
     largest = max(int(t.token_ids.max()) for t in own)
-    return np.array(
-        [first.sampling_logprobs is not None, first.ref_logprobs is not None, has_key, *shape, largest], dtype=np.int64
-    )
+    has_sampling, has_ref = first.sampling_logprobs is not None, first.ref_logprobs is not None
+    has_advantages = any(t.advantages[t.loss_mask].any() for t in own)
+    return np.array([has_sampling, has_ref, has_key, *shape, largest, has_advantages], dtype=np.int64)
 
 
 def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
@@ -237,6 +238,7 @@ def _from_bytes(message: NDArray[np.uint8], some: NDArray[np.int64], records: Tr
     for name in set(columns) & set(STREAMS):
         both = zip(pieces[name], pieces["loss_mask"], strict=True)
         pieces[name] = [_full(values, mask) for values, mask in both]
+    pieces.setdefault("advantages", [np.zeros(mask.size) for mask in pieces["loss_mask"]])
     return [
         Trajectory(
             **{name: parts[place] for name, parts in pieces.items()},

@@ -84,8 +84,10 @@ def test_every_trajectory_arrives_where_it_runs(kind, ranks):
         np.testing.assert_array_equal(back, expected)
 
 
-def test_what_stays_costs_nothing_and_what_leaves_travels_once():
-    trajectories = [Trajectory.of(range(100), loss_mask=np.arange(100) >= 90) for _ in range(3)]
+@pytest.mark.parametrize("advantage", [0.0, 0.5])
+def test_what_stays_costs_nothing_and_what_leaves_travels_once(advantage):
+    mask = np.arange(100) >= 90
+    trajectories = [Trajectory.of(range(100), loss_mask=mask, advantages=advantage) for _ in range(3)]
 
     def work(exchange: ThreadExchange) -> int:
         numbers = np.array([[0, 1], [2]][exchange.rank])
@@ -96,7 +98,7 @@ def test_what_stays_costs_nothing_and_what_leaves_travels_once():
         redistribute(own, exchange, records, target_N)
         return exchange.bytes_received - before
 
-    assert run_in_threads(2, work) == [0, 4 * 100 + 13 + 8 * 10]
+    assert run_in_threads(2, work) == [0, 4 * 100 + 13 + (8 * 10 if advantage else 0)]
 
 
 @pytest.mark.parametrize("name", ["sampling_logprobs", "ref_logprobs", "routes"])
