@@ -161,8 +161,9 @@ def _place(
         trajectories = [_without_streams(trajectory) for trajectory in trajectories]
     records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
     target_N = _targets(plan)
-    here = redistribute(trajectories, exchange, records, target_N)
-    step = _own_step(here, records, found.tree, plan=plan, rank=exchange.rank) if here else None
+    tree = found.tree
+    here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
+    step = _own_step(here, records, tree, plan=plan, rank=exchange.rank) if here else None
     return _PlacedStep(step=step, records=records, target_N=target_N)
 
 
