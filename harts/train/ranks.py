@@ -160,7 +160,7 @@ def _place(
     if objective is None:
         trajectories = [_without_streams(trajectory) for trajectory in trajectories]
     records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
-    target_N = _targets(plan)
+    target_N = running_ranks(plan)
     tree = found.tree
     here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
     step = _own_step(here, records, tree, plan=plan, rank=exchange.rank) if here else None
@@ -179,8 +179,8 @@ def _without_streams(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, advantages=np.zeros(len(trajectory)), sampling_logprobs=None, ref_logprobs=None)
 
 
-def _targets(plan: Plan) -> NDArray[np.int64]:
-    """[N] int64, by number. Rank that runs each trajectory."""
+def running_ranks(plan: Plan) -> NDArray[np.int64]:
+    """[N] int64, by number. Rank that runs each trajectory of a plan."""
     members = [[number for microbatch in rank for number in microbatch.trajectories] for rank in plan.slots]
     target_N = np.empty(sum(map(len, members)), dtype=np.int64)
     for rank, numbers in enumerate(members):
