@@ -1,10 +1,11 @@
-"""The prefix tree across ranks: processor time and bytes, against one process that has all tokens.
+"""The prefix tree across ranks, and moving trajectories to where they run: processor time and bytes.
 
-    python -m benchmarks.ranks                    10^8 token ids on 8 ranks, a minute; reports/ranks.md
+    python -m benchmarks.ranks                    10^8 token ids on 8 ranks, minutes; reports/ranks.md
     python -m benchmarks.ranks --quick --no-report
 
 Ranks are threads that take turns; their processor time is that of a rank alone, without the network. Every result is
-compared with the order and common prefixes of one process before a figure is printed.
+compared with the order and common prefixes of one process, and what arrives with what was sent, before a figure is
+printed.
 """
 
 from __future__ import annotations
@@ -18,9 +19,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from benchmarks.evidence import markdown_table, provenance, report_file
+from harts.cli.model_names import find_costs
+from harts.data import Trajectory
 from harts.data.exchange import ThreadExchange, run_in_threads
 from harts.data.ragged import ranges
+from harts.data.redistribute import gather_records, redistribute
+from harts.plan.plan import make_plan
 from harts.plan.simulate import per_call
+from harts.plan.size import size_of_tree
+from harts.train.ranks import running_ranks
 from harts.tree import PrefixTree, tree_from_lcp
 from harts.tree.across_ranks import sort_across_ranks
 from harts.tree.identities import TokenIdentities
@@ -28,6 +35,15 @@ from harts.tree.lcp import sort_tokens
 
 Row = dict[str, object]
 RANKS = 8
+MODEL = "default:qwen3_next"
+MAX_TOKENS = 65_536
+TRAINED = 0.05
+"""Share of each trajectory that is trained, at its end; those tokens have advantages and sampling log-probs."""
+HOW_MOVED = (
+    f"Planned for {RANKS} ranks with the costs of `{MODEL}` and at most {MAX_TOKENS:,} tokens a microbatch. The last "
+    f"{TRAINED:.0%} of each trajectory are trained and have advantages and sampling log-probs. *Whole* is what "
+    "trajectories take that are sent as they are."
+)
 
 
 def main() -> None:
@@ -38,16 +54,17 @@ def main() -> None:
     parser.add_argument("--no-report", action="store_true", help="leave reports/ranks.md as it is")
     options = parser.parse_args()
     list(measure(64))  # compiles, or loads from the cache
-    rows = list(measure(100 if options.quick else 10_000))
+    rows, moves = zip(*measure(100 if options.quick else 10_000), strict=True)
+    tables = f"{markdown_table(rows)}\n\n## To the ranks that run them\n\n{HOW_MOVED}\n\n{markdown_table(moves)}\n"
     if not options.no_report:
         facts = "\n".join(f"- {name}: {value}" for name, value in provenance().items())
-        text = f"# The prefix tree across ranks\n\n{facts}\n\n{markdown_table(rows)}\n"
-        report_file("ranks.md").write_text(text, encoding="utf-8")
-    print(json.dumps({"rows": rows, **provenance()}) if options.json else markdown_table(rows))
+        report_file("ranks.md").write_text(f"# Steps across ranks\n\n{facts}\n\n{tables}", encoding="utf-8")
+    print(json.dumps({"rows": rows, "moves": moves, **provenance()}) if options.json else tables)
 
 
-def measure(trajectories: int) -> Iterator[Row]:
-    """Two shapes of about 10,000 tokens a trajectory and one of 200, each dealt in two ways."""
+def measure(trajectories: int) -> Iterator[tuple[Row, Row]]:
+    """What the tree takes, and the moves after it, for two shapes of about 10,000 tokens a trajectory and one of 200,
+    each dealt in two ways."""
     shapes = (
         ("16 of a prompt", siblings(trajectories, 10_000), 16),
         ("one a call", per_call(trajectories), 160),
@@ -62,15 +79,17 @@ def measure(trajectories: int) -> Iterator[Row]:
         rng = np.random.default_rng(1)
         for dealing in ("whole groups", "at random"):
             rank_N = number_N // group % RANKS if dealing == "whole groups" else rng.integers(0, RANKS, number_N.size)
-            yield {
-                "trajectories": number_N.size,
-                "shape": name,
-                "token ids": tokens_F.size,
-                "distinct": tree.num_tokens,
-                "dealt": dealing,
-                "CPU s, one process": alone,
-                **across_ranks(tokens_F, offsets, rank_N, (order_N, lcp_N)),
-            }
+            head: Row = {"trajectories": number_N.size, "shape": name, "dealt": dealing}
+            yield (
+                {
+                    **head,
+                    "token ids": tokens_F.size,
+                    "distinct": tree.num_tokens,
+                    "CPU s, one process": alone,
+                    **across_ranks(tokens_F, offsets, rank_N, (order_N, lcp_N)),
+                },
+                {**head, **moved(tokens_F, rank_N, tree_from_lcp(order_N, np.diff(offsets)[order_N], lcp_N))},
+            )
 
 
 def siblings(trajectories: int, length: int) -> PrefixTree:
@@ -115,6 +134,58 @@ def across_ranks(
         "MB, all ids of the others": 4 * tokens_F.size * (RANKS - 1) / RANKS / 1e6,
         "calls": found[0][2],
     }
+
+
+def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTree) -> Row:
+    """Bytes that bring trajectories to where a plan runs them, and what they would be whole.
+
+    Raises:
+        SystemExit: If a trajectory arrives changed.
+    """
+    costs = find_costs(MODEL).costs
+    cost = costs.tree.for_planner(
+        size_of_tree(tree, chunk_size=costs.chunk_size, windows=costs.windows), windows=costs.windows
+    )
+    plan = make_plan(tree, max_tokens_per_microbatch=MAX_TOKENS, cost=cost, ranks=RANKS, barrier=False)
+    target_N, length_N = running_ranks(plan), np.empty_like(rank_N)
+    length_N[tree.order_N] = tree.length_N
+    ids = np.split(tokens_F, np.cumsum(length_N)[:-1])
+
+    def work(exchange: ThreadExchange) -> tuple[int, int, int, float]:
+        numbers = np.flatnonzero(rank_N == exchange.rank)
+        own = [trained_at_end(ids[number]) for number in numbers]
+        records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
+        before, begin = exchange.bytes_received, time.thread_time()
+        here = redistribute(own, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
+        seconds = time.thread_time() - begin
+        ran = np.flatnonzero(target_N == exchange.rank)
+        if not all(np.array_equal(t.token_ids, ids[number]) for t, number in zip(here, ran, strict=True)):
+            raise SystemExit(f"Rank {exchange.rank} got other tokens than were sent.")
+        come = ran[rank_N[ran] != exchange.rank]
+        tokens, trained = int(length_N[come].sum()), sum(records.with_stream) * int(records.count_N[come].sum())
+        return exchange.bytes_received - before, 4 * tokens, tokens // 8 + 8 * trained, seconds
+
+    received, ids_whole, rest, seconds = np.array(run_in_threads(RANKS, work)).T
+    return {
+        "that move": int((target_N != rank_N).sum()),
+        "MB received a rank, whole": (ids_whole + rest).mean() / 1e6,
+        "MB received a rank": received.mean() / 1e6,
+        "MB of ids, whole": ids_whole.mean() / 1e6,
+        "MB of ids": (received - rest).mean() / 1e6,
+        "MB, most": received.max() / 1e6,
+        "CPU s, slowest rank": seconds.max(),
+    }
+
+
+def trained_at_end(token_ids: NDArray[np.int64]) -> Trajectory:
+    """A trajectory whose last tokens are trained."""
+    size = token_ids.size
+    return Trajectory(
+        token_ids=token_ids,
+        loss_mask=np.arange(size) >= size - max(1, round(TRAINED * size)),
+        advantages=np.broadcast_to(0.5, size),
+        sampling_logprobs=np.broadcast_to(-1.0, size),
+    )
 
 
 def tokens_of(tree: PrefixTree, *, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -141,7 +141,6 @@ def accumulate_gradients(
     )
 
 
-@torch.no_grad()
 def compute_logprobs(
     model: TreeModel,
     trajectories: Sequence[Trajectory],
@@ -162,7 +161,20 @@ def compute_logprobs(
     Returns:
         [P] float64, trajectory after trajectory, in the order given.
     """
-    step = StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan)
+    return forward_logprobs(model, StepMicrobatches.of(model, trajectories, execution, max_tokens_per_microbatch, plan))
+
+
+@torch.no_grad()
+def forward_logprobs(model: TreeModel, step: StepMicrobatches) -> NDArray[np.float64]:
+    """Run a rank's microbatches, forward alone.
+
+    Args:
+        model: As for `train_step`.
+        step: Of a plan.
+
+    Returns:
+        [P] float64. Log-probs of the batch's trained tokens; NaN for those of other ranks.
+    """
     logprobs_P = np.full(step.batch.trained_P.size, np.nan)
     for members, layout in step.layouts(model):
         logprob_P, _ = _logprobs(model, layout, model.routing.recorder(layout, step.whole))

@@ -59,23 +59,21 @@ class Exchange(Protocol):
         ...
 
 
-def fail_together(error: ValueError | None, exchange: Exchange) -> None:
+def raise_together(error: ValueError | None, failed_R: NDArray[np.integer]) -> None:
     """Raise on every rank if any has an error, so that none waits for one that has left.
 
     Args:
         error: This rank's, None if it has none.
-        exchange: With the others.
+        failed_R: [ranks]. Not zero where a rank has one, as all ranks were told.
 
     Raises:
         ValueError: This rank's own error, or else one that names the ranks that have one.
     """
-    flag_R = np.zeros(exchange.ranks, dtype=np.int64)
-    flag_R[exchange.rank] = error is not None
-    failed = np.flatnonzero(exchange.maximum(flag_R)).tolist()
     if error is not None:
         raise error
+    failed = np.flatnonzero(failed_R).tolist()
     if failed:
-        raise ValueError(f"The trajectories of ranks {failed} cannot be trained on. What those ranks raise says why.")
+        raise ValueError(f"Ranks {failed} found their trajectories wrong. What those ranks raise says why.")
 
 
 class _Table:

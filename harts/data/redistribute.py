@@ -1,23 +1,28 @@
 """Trajectories to the ranks that run them, as bytes whose number every rank knows before.
 
-A trajectory travels once, from the rank that holds it to the one that runs it, if these differ. Of its streams the
-trained tokens are sent, for nothing else is read.
+A trajectory goes from the rank that holds it to the one that runs it, if these differ. Of its streams those of trained
+tokens are sent, for nothing else is read. What makes a token, its id, share key and routes, is equal in trajectories
+that begin alike; so it travels to a rank once, and not at all if the rank holds a trajectory with it (`arrivals.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
+from harts.data.arrivals import Arrivals, plan_arrivals
 from harts.data.batch import STREAMS
 from harts.data.exchange import Exchange
 from harts.data.ragged import split
 from harts.data.trajectory import Trajectory
 
-_HEAD = 6
+_HEAD = 7
+_OF_TOKENS = ("token_ids", "share_key", "routes")
+"""What makes a token."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -39,7 +44,7 @@ class TrajectoryRecords:
     temperature_N: NDArray[np.float64]
     """[N] float64, > 0."""
     with_stream: tuple[bool, ...]
-    """Which of `STREAMS` trajectories carry."""
+    """Which of `STREAMS` trajectories carry; of advantages, whether any is not zero."""
     with_share_key: bool
     """Whether any carries a share key."""
     routes_shape: tuple[int, int] | None
@@ -86,7 +91,7 @@ def gather_records(
     by_number[:, np.argsort(rank_N, kind="stable")] = columns
     given = heads[counts > 0]
     _check_heads(given, np.flatnonzero(counts))
-    sampling, ref, has_key, layers, experts, largest = given.max(axis=0).tolist()
+    sampling, ref, has_key, layers, experts, largest, advantages = given.max(axis=0).tolist()
     return TrajectoryRecords(
         numbers=numbers,
         rank_N=rank_N,
@@ -95,7 +100,7 @@ def gather_records(
         group_N=by_number[1],
         weight_N=by_number[2].view(np.float64),
         temperature_N=by_number[3].view(np.float64),
-        with_stream=(True, bool(sampling), bool(ref)),
+        with_stream=(bool(advantages), bool(sampling), bool(ref)),
         with_share_key=bool(has_key),
         routes_shape=None if layers < 0 else (layers, experts),
         wide_ids=largest >= 2**31,
@@ -107,6 +112,9 @@ def redistribute(
     exchange: Exchange,
     records: TrajectoryRecords,
     target_N: NDArray[np.int64],
+    *,
+    order_N: NDArray[np.int64],
+    lcp_N: NDArray[np.int64],
 ) -> list[Trajectory]:
     """Send every trajectory to the rank that runs it.
 
@@ -115,21 +123,29 @@ def redistribute(
         exchange: With the others.
         records: Of all trajectories.
         target_N: [N] int64, by number. Rank that runs each.
+        order_N: [N] int64. Numbers in lexicographic order.
+        lcp_N: [N] int64, in that order. Tokens shared with the one before; 0 for the first.
 
     Returns:
         What this rank runs, by ascending number. Streams of trajectories from elsewhere are zero where nothing is
         trained.
     """
-    me, own = exchange.rank, dict(zip(records.numbers.tolist(), trajectories, strict=True))
-    leaving = [np.flatnonzero((records.rank_N == me) & (target_N == other)) for other in range(exchange.ranks)]
-    coming = [np.flatnonzero((records.rank_N == other) & (target_N == me)) for other in range(exchange.ranks)]
-    stay, leaving[me], coming[me] = leaving[me], leaving[me][:0], coming[me][:0]
-    parts = [_to_bytes([own[i] for i in some.tolist()], records) for some in leaving]
+    me, here = exchange.rank, dict(zip(records.numbers.tolist(), trajectories, strict=True))
+    plan = partial(plan_arrivals, rank_N=records.rank_N, target_N=target_N, order_N=order_N, lcp_N=lcp_N)
+    parts = [np.zeros(0, dtype=np.uint8)] * exchange.ranks
+    for other in np.unique(target_N[(records.rank_N == me) & (target_N != me)]).tolist():
+        leaving = plan(other)
+        parts[other] = _to_bytes(leaving.take(records.rank_N[leaving.numbers] == me), here, records)
+    arrivals = plan(me)
+    coming = [arrivals.take(records.rank_N[arrivals.numbers] == other) for other in range(exchange.ranks)]
     received = exchange.all_to_all(parts, [_num_bytes(some, records) for some in coming])
-    here = {i: own[i] for i in stay.tolist()}
+    pieces: dict[int, dict[str, NDArray]] = {}
     for some, message in zip(coming, received, strict=True):
-        here |= zip(some.tolist(), _from_bytes(message, some, records), strict=True)
-    return [here[i] for i in sorted(here)]
+        pieces |= zip(some.numbers.tolist(), _from_bytes(message, some, records), strict=True)
+    # In lexicographic order, so that what a trajectory begins with is there.
+    for number, source, shared in zip(arrivals.numbers.tolist(), arrivals.source, arrivals.shared, strict=True):
+        here[number] = _rebuilt(pieces[number], here[source] if shared else None, shared, records, number)
+    return [here[number] for number in np.flatnonzero(target_N == me).tolist()]
 
 
 def return_values(
@@ -163,16 +179,17 @@ def return_values(
 
 
 def _head(own: Sequence[Trajectory]) -> NDArray[np.int64]:
-    """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, and the largest id."""
+    """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, the largest id, and
+    whether there are advantages."""
     if not own:
-        return np.array([0, 0, 0, -1, -1, -1])
+        return np.array([0, 0, 0, -1, -1, -1, 0])
     first = own[0]
     shape = (-1, -1) if first.routes is None else first.routes.shape[1:]
     has_key = any(t.share_key is not None for t in own)
     largest = max(int(t.token_ids.max()) for t in own)
-    return np.array(
-        [first.sampling_logprobs is not None, first.ref_logprobs is not None, has_key, *shape, largest], dtype=np.int64
-    )
+    has_sampling, has_ref = first.sampling_logprobs is not None, first.ref_logprobs is not None
+    has_advantages = any(t.advantages[t.loss_mask].any() for t in own)
+    return np.array([has_sampling, has_ref, has_key, *shape, largest, has_advantages], dtype=np.int64)
 
 
 def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
@@ -185,67 +202,90 @@ def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
             )
 
 
-def _columns(some: NDArray[np.int64], records: TrajectoryRecords) -> Iterator[tuple[str, type, int]]:
+def _columns(some: Arrivals, records: TrajectoryRecords) -> Iterator[tuple[str, type, int]]:
     """Name, type and number of entries of each array that some trajectories are sent as."""
-    tokens, trained = int(records.length_N[some].sum()), int(records.count_N[some].sum())
-    yield "token_ids", np.int64 if records.wide_ids else np.int32, tokens
+    tokens, trained = int(records.length_N[some.numbers].sum()), int(records.count_N[some.numbers].sum())
+    sent = tokens - int(some.shared.sum())
+    yield "token_ids", np.int64 if records.wide_ids else np.int32, sent
     yield "loss_mask", np.uint8, -(-tokens // 8)
     for name, has in zip(STREAMS, records.with_stream, strict=True):
         if has:
             yield name, np.float64, trained
     if records.with_share_key:
-        yield "share_key", np.int64, tokens
+        yield "share_key", np.int64, sent
     if records.routes_shape is not None:
-        yield "routes", np.int32, tokens * records.routes_shape[0] * records.routes_shape[1]
+        yield "routes", np.int32, sent * records.routes_shape[0] * records.routes_shape[1]
 
 
-def _num_bytes(some: NDArray[np.int64], records: TrajectoryRecords) -> int:
+def _num_bytes(some: Arrivals, records: TrajectoryRecords) -> int:
     return sum(np.dtype(kind).itemsize * count for _, kind, count in _columns(some, records))
 
 
-def _to_bytes(trajectories: Sequence[Trajectory], records: TrajectoryRecords) -> NDArray[np.uint8]:
+def _to_bytes(some: Arrivals, own: Mapping[int, Trajectory], records: TrajectoryRecords) -> NDArray[np.uint8]:
     columns = []
-    for name, kind, _ in _columns(np.zeros(0, dtype=np.int64), records):
-        values = [_values(t, name) for t in trajectories] or [np.zeros(0)]
+    for name, kind, _ in _columns(some, records):
+        values = [
+            _sent(own[number], name, shared)
+            for number, shared in zip(some.numbers.tolist(), some.shared.tolist(), strict=True)
+        ]
         column = np.concatenate(values)
-        columns.append(np.packbits(column.astype(bool)) if name == "loss_mask" else column.astype(kind).view(np.uint8))
+        is_mask = name == "loss_mask"
+        columns.append(np.packbits(column.astype(bool)) if is_mask else column.astype(kind, copy=False).view(np.uint8))
     return np.concatenate(columns)
 
 
-def _values(trajectory: Trajectory, name: str) -> NDArray[np.generic]:
-    """What is sent of a stream, flat."""
+def _sent(trajectory: Trajectory, name: str, shared: int) -> NDArray[np.generic]:
+    """What is sent of a trajectory, flat."""
+    if name in _OF_TOKENS:
+        return _of_tokens(trajectory, name)[shared:].reshape(-1)
+    values: NDArray[np.generic] = getattr(trajectory, name)
+    return values[trajectory.loss_mask] if name in STREAMS else values
+
+
+def _of_tokens(trajectory: Trajectory, name: str) -> NDArray[np.generic]:
     if name == "share_key" and trajectory.share_key is None:
         return np.zeros(len(trajectory), dtype=np.int64)
-    values: NDArray[np.generic] = getattr(trajectory, name)
-    return values[trajectory.loss_mask] if name in STREAMS else values.reshape(-1)
+    return getattr(trajectory, name)
 
 
-def _from_bytes(message: NDArray[np.uint8], some: NDArray[np.int64], records: TrajectoryRecords) -> list[Trajectory]:
-    columns, begin = {}, 0
+def _from_bytes(message: NDArray[np.uint8], some: Arrivals, records: TrajectoryRecords) -> Iterator[dict[str, NDArray]]:
+    """What `_sent` gave, by name, of each trajectory."""
+    length, begin = records.length_N[some.numbers], 0
+    pieces: dict[str, list[NDArray]] = {}
     for name, kind, count in _columns(some, records):
         end = begin + np.dtype(kind).itemsize * count
-        columns[name] = np.frombuffer(message[begin:end].tobytes(), dtype=kind)
+        column = np.frombuffer(message[begin:end].tobytes(), dtype=kind)
         begin = end
-    mask_F = np.unpackbits(columns["loss_mask"], count=int(records.length_N[some].sum())).astype(bool)
-    columns["token_ids"] = columns["token_ids"].astype(np.int64)
-    if "routes" in columns:
-        columns["routes"] = columns["routes"].reshape(-1, *(records.routes_shape or ()))
-    columns["loss_mask"] = mask_F
-    pieces = {}
-    for name, column in columns.items():
-        pieces[name] = split(column, (records.count_N if name in STREAMS else records.length_N)[some])
-    for name in set(columns) & set(STREAMS):
-        both = zip(pieces[name], pieces["loss_mask"], strict=True)
-        pieces[name] = [_full(values, mask) for values, mask in both]
-    return [
-        Trajectory(
-            **{name: parts[place] for name, parts in pieces.items()},
-            group_id=int(records.group_N[number]),
-            temperature=float(records.temperature_N[number]),
-            weight=float(records.weight_N[number]),
-        )
-        for place, number in enumerate(some.tolist())
-    ]
+        if name == "loss_mask":
+            pieces[name] = split(np.unpackbits(column, count=int(length.sum())).astype(bool), length)
+        elif name in STREAMS:
+            pieces[name] = split(column, records.count_N[some.numbers])
+        else:
+            entries = column.reshape(-1, *(records.routes_shape or ())) if name == "routes" else column
+            pieces[name] = split(entries, length - some.shared)
+    for place in range(some.numbers.size):
+        yield {name: parts[place] for name, parts in pieces.items()}
+
+
+def _rebuilt(
+    pieces: Mapping[str, NDArray], source: Trajectory | None, shared: int, records: TrajectoryRecords, number: int
+) -> Trajectory:
+    """A trajectory from what came, and from another one that begins with the same tokens."""
+    mask = pieces["loss_mask"]
+    fields: dict[str, NDArray] = {"loss_mask": mask, "advantages": np.zeros(mask.size)}
+    for name, values in pieces.items():
+        if name in STREAMS:
+            fields[name] = _full(values, mask)
+        elif name in _OF_TOKENS:
+            first = [] if source is None else [_of_tokens(source, name)[:shared]]
+            fields[name] = np.concatenate([*first, values])
+    fields["token_ids"] = fields["token_ids"].astype(np.int64, copy=False)
+    return Trajectory(
+        **fields,
+        group_id=int(records.group_N[number]),
+        temperature=float(records.temperature_N[number]),
+        weight=float(records.weight_N[number]),
+    )
 
 
 def _full(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:

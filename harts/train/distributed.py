@@ -10,12 +10,16 @@ import torch.distributed as dist
 from numpy.typing import NDArray
 from torch import Tensor
 
+from harts.data.ragged import split
+
 BUCKET_BYTES = 64 * 2**20
 """Gradients that are summed at a time."""
 
 
 class ProcessGroupExchange:
     """This rank's end of a process group, as `harts.data.exchange.Exchange`.
+
+    Arrays are gathered and sent as bytes, since backends differ in the types that they know.
 
     Example:
         >>> torch.distributed.init_process_group("gloo")  # doctest: +SKIP
@@ -27,9 +31,19 @@ class ProcessGroupExchange:
 
         Args:
             group: Of the data-parallel ranks; None for all processes.
-            device: Where the backend communicates from: "cpu" for gloo, this rank's GPU for NCCL.
+            device: Where the backend communicates from: "cpu" for gloo; this rank's GPU for NCCL, "cuda" being the one
+                that `torch.cuda.set_device` chose.
+
+        Raises:
+            ValueError: If the group does not communicate from such a device.
         """
         self._group, self._device = group, torch.device(device)
+        known = [entry.split(":")[0] for entry in dist.get_backend_config(group).split(",")]
+        if self._device.type not in known:
+            raise ValueError(
+                f"The exchange got device {str(self._device)!r}, but its process group communicates from {known}. Pass "
+                'one of these as device=, such as "cuda" for NCCL.'
+            )
 
     @property
     def rank(self) -> int:
@@ -43,27 +57,34 @@ class ProcessGroupExchange:
 
     def all_gather(self, values: NDArray, sizes: Sequence[int]) -> list[NDArray]:
         """As documented on `Exchange`; pads to the largest."""
-        own = torch.zeros(max(sizes), dtype=_torch_type(values), device=self._device)
-        own[: values.size] = self._tensor(values)
-        gathered = [torch.empty_like(own) for _ in sizes]
-        dist.all_gather(gathered, own, group=self._group)
-        return [tensor[:size].cpu().numpy() for tensor, size in zip(gathered, sizes, strict=True)]
+        largest = max(sizes)
+        if largest == 0:
+            return [values[:0]] * len(sizes)
+        padded = np.zeros(largest, dtype=values.dtype)
+        padded[: values.size] = values
+        own = self._to_device(padded.view(np.uint8))
+        gathered = torch.empty(len(sizes), own.numel(), dtype=torch.uint8, device=self._device)
+        dist.all_gather(list(gathered), own, group=self._group)
+        by_rank = gathered.cpu().numpy().view(values.dtype)
+        return [row[:size] for row, size in zip(by_rank, sizes, strict=True)]
 
     def all_to_all(self, parts: Sequence[NDArray], sizes: Sequence[int]) -> list[NDArray]:
         """As documented on `Exchange`."""
-        sent = self._tensor(np.concatenate(parts))
-        received = torch.empty(sum(sizes), dtype=sent.dtype, device=self._device)
-        dist.all_to_all_single(received, sent, list(sizes), [part.size for part in parts], group=self._group)
-        return [tensor.cpu().numpy() for tensor in received.split(list(sizes))]
+        joined = np.concatenate(parts)
+        given, coming = ([size * joined.itemsize for size in some] for some in ([p.size for p in parts], sizes))
+        sent = self._to_device(joined.view(np.uint8))
+        received = torch.empty(sum(coming), dtype=torch.uint8, device=self._device)
+        dist.all_to_all_single(received, sent, coming, given, group=self._group)
+        return split(received.cpu().numpy().view(joined.dtype), np.array(sizes, dtype=np.int64))
 
     def maximum(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
         """As documented on `Exchange`."""
-        tensor = self._tensor(values.copy())
+        tensor = self._to_device(values.copy())
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX, group=self._group)
         return tensor.cpu().numpy()
 
-    def _tensor(self, values: NDArray) -> Tensor:
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self._device)
+    def _to_device(self, values: NDArray) -> Tensor:
+        return torch.from_numpy(values).to(self._device)
 
 
 def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup | None = None) -> None:
@@ -88,6 +109,9 @@ def sum_gradients(parameters: Iterable[Tensor], group: dist.ProcessGroup | None 
                 parameter.grad = torch.zeros_like(parameter)
             gradients.append(parameter.grad)
     for bucket in _buckets(gradients):
+        if len(bucket) == 1 and bucket[0].is_contiguous():
+            dist.all_reduce(bucket[0], group=group)  # the largest are not copied
+            continue
         flat = torch.cat([gradient.reshape(-1) for gradient in bucket])
         dist.all_reduce(flat, group=group)
         for gradient, total in zip(bucket, flat.split([g.numel() for g in bucket]), strict=True):
@@ -107,7 +131,3 @@ def _buckets(gradients: Sequence[Tensor]) -> Iterable[list[Tensor]]:
         size += gradient.nbytes
     if bucket:
         yield bucket
-
-
-def _torch_type(values: NDArray) -> torch.dtype:
-    return torch.from_numpy(values[:0].copy()).dtype

@@ -1,30 +1,30 @@
 """One training step whose trajectories live on several ranks: each plans for all, and runs its own slots of the plan.
 
-trajectories of this rank -> tree of all -> plan, compared -> trajectories to where they run -> gradients
+trajectories of this rank -> tree of all -> plan, compared -> trajectories to where they run -> gradients, or log-probs
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.data.exchange import Exchange, fail_together
-from harts.data.redistribute import gather_records, redistribute, return_values
+from harts.data.exchange import Exchange
+from harts.data.redistribute import TrajectoryRecords, gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
-from harts.models.routing import StepColumns
 from harts.objective.normalization import token_shares
 from harts.objective.requirements import check_streams
 from harts.objective.streams import Objective
 from harts.plan.agreement import check_agreement
 from harts.plan.plan import Microbatch, Plan, make_plan
 from harts.routers import count_step_load
-from harts.step import StepResult, accumulate_gradients
+from harts.step import StepResult, accumulate_gradients, forward_logprobs
 from harts.tree import PrefixTree
 from harts.tree.across_ranks import prefix_tree_across_ranks
 
@@ -61,9 +61,93 @@ def train_step_across_ranks(
             differ. What is wrong with a trajectory is said by the rank that holds it; the others name that rank.
     """
     begin = time.perf_counter()
+    placed = _place(
+        model,
+        trajectories,
+        exchange,
+        objective=objective,
+        numbers=numbers,
+        execution=execution,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+    )
+    records, step = placed.records, placed.step
+    share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
+    model = _with_load(model, step, exchange)
+    result = _nothing(model)
+    if step is not None:
+        loss_weight_P = share_N[placed.target_N == exchange.rank][step.batch.trajectory_P]
+        result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
+    logprobs_P = return_values(result.logprobs_P, exchange, records, placed.target_N)
+    return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
+
+
+def compute_logprobs_across_ranks(
+    model: TreeModel,
+    trajectories: Sequence[Trajectory],
+    exchange: Exchange,
+    *,
+    numbers: Sequence[int] | None = None,
+    execution: Execution = "tree",
+    max_tokens_per_microbatch: int = 16384,
+) -> NDArray[np.float64]:
+    """Log-probs of the trained tokens, without gradients, of trajectories that live on several ranks.
+
+    Equals `harts.compute_logprobs` with the trajectories of all ranks: for reference or recomputed sampling streams.
+
+    Args:
+        model: From `harts.prepare`, with equal parameters on all ranks.
+        trajectories: That live on this rank; may be none. Advantages and log-prob streams are neither read nor sent.
+        exchange: As for `train_step_across_ranks`.
+        numbers: As for `train_step_across_ranks`.
+        execution: As for `harts.train_step`.
+        max_tokens_per_microbatch: As for `harts.train_step`.
+
+    Returns:
+        [P] float64, of the trajectories that live here, one after the other, in the order given.
+
+    Raises:
+        ValueError: On all ranks, as `train_step_across_ranks`.
+    """
+    placed = _place(
+        model,
+        trajectories,
+        exchange,
+        objective=None,
+        numbers=numbers,
+        execution=execution,
+        max_tokens_per_microbatch=max_tokens_per_microbatch,
+    )
+    logprobs_P = np.zeros(0) if placed.step is None else forward_logprobs(model, placed.step)
+    return return_values(logprobs_P, exchange, placed.records, placed.target_N)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class _PlacedStep:
+    """A step whose trajectories are where they run."""
+
+    step: StepMicrobatches | None
+    """What runs here; None if nothing does."""
+    records: TrajectoryRecords
+    """Of all trajectories."""
+    target_N: NDArray[np.int64]
+    """[N] int64, by number. Rank that runs each trajectory."""
+
+
+def _place(
+    model: TreeModel,
+    trajectories: Sequence[Trajectory],
+    exchange: Exchange,
+    *,
+    objective: Objective | None,
+    numbers: Sequence[int] | None,
+    execution: Execution,
+    max_tokens_per_microbatch: int,
+) -> _PlacedStep:
+    """Check, merge, plan and send; arguments as for `train_step_across_ranks`, None for log-probs alone."""
     check_execution(execution)
-    fail_together(_error_in(trajectories, model, objective), exchange)
-    found = prefix_tree_across_ranks(trajectories, exchange, numbers=numbers)
+    found = prefix_tree_across_ranks(
+        trajectories, exchange, numbers=numbers, check=partial(_check_fit, model, objective)
+    )
     plan = make_plan(
         found.tree,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
@@ -73,36 +157,30 @@ def train_step_across_ranks(
         sharing=execution == "tree",
     )
     check_agreement(plan, exchange)
+    if objective is None:
+        trajectories = [_without_streams(trajectory) for trajectory in trajectories]
     records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
-    share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
-    target_N = _targets(plan)
-    here = redistribute(trajectories, exchange, records, target_N)
-    step = _own_step(here, records, found.tree, plan=plan, rank=exchange.rank) if here else None
-    model = _with_load(model, step, exchange)
-    result = _nothing(model)
-    if step is not None:
-        loss_weight_P = share_N[target_N == exchange.rank][step.batch.trajectory_P]
-        result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
-    logprobs_P = return_values(result.logprobs_P, exchange, records, target_N)
-    return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
+    target_N = running_ranks(plan)
+    tree = found.tree
+    here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
+    step = _own_step(here, records, tree, plan=plan, rank=exchange.rank) if here else None
+    return _PlacedStep(step=step, records=records, target_N=target_N)
 
 
-def _error_in(trajectories: Sequence[Trajectory], model: TreeModel, objective: Objective) -> ValueError | None:
-    """What is wrong with a rank's own trajectories."""
-    if not trajectories:
-        return None
-    try:
-        batch = TrajectoryBatch.of(trajectories)
-        batch.check_vocabulary(model.vocab_size)
-        model.routing.check_routes(batch)
+def _check_fit(model: TreeModel, objective: Objective | None, batch: TrajectoryBatch) -> None:
+    """Raise a ValueError if a rank's own trajectories do not fit the model or the objective."""
+    batch.check_vocabulary(model.vocab_size)
+    model.routing.check_routes(batch)
+    if objective is not None:
         check_streams(objective, batch)
-    except ValueError as error:
-        return error
-    return None
 
 
-def _targets(plan: Plan) -> NDArray[np.int64]:
-    """[N] int64, by number. Rank that runs each trajectory."""
+def _without_streams(trajectory: Trajectory) -> Trajectory:
+    return replace(trajectory, advantages=np.zeros(len(trajectory)), sampling_logprobs=None, ref_logprobs=None)
+
+
+def running_ranks(plan: Plan) -> NDArray[np.int64]:
+    """[N] int64, by number. Rank that runs each trajectory of a plan."""
     members = [[number for microbatch in rank for number in microbatch.trajectories] for rank in plan.slots]
     target_N = np.empty(sum(map(len, members)), dtype=np.int64)
     for rank, numbers in enumerate(members):
@@ -111,7 +189,7 @@ def _targets(plan: Plan) -> NDArray[np.int64]:
 
 
 def _own_step(
-    here: Sequence[Trajectory], whole: StepColumns, tree: PrefixTree, *, plan: Plan, rank: int
+    here: Sequence[Trajectory], whole: TrajectoryRecords, tree: PrefixTree, *, plan: Plan, rank: int
 ) -> StepMicrobatches:
     """The step of this rank's slots alone, its trajectories counted by ascending number in the whole step."""
     ran = np.sort([number for microbatch in plan.slots[rank] for number in microbatch.trajectories])

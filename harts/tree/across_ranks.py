@@ -21,8 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.data import Trajectory
-from harts.data.exchange import Exchange
+from harts.data import Trajectory, TrajectoryBatch
+from harts.data.exchange import Exchange, raise_together
 from harts.data.ragged import ranges
 from harts.tree.block_hashes import BLOCK_TOKENS, block_digests, chain_digests, cut_blocks
 from harts.tree.block_order import order_trajectories
@@ -71,7 +71,11 @@ class TreeAcrossRanks:
 
 
 def prefix_tree_across_ranks(
-    trajectories: Sequence[Trajectory], exchange: Exchange, *, numbers: Sequence[int] | None = None
+    trajectories: Sequence[Trajectory],
+    exchange: Exchange,
+    *,
+    numbers: Sequence[int] | None = None,
+    check: Callable[[TrajectoryBatch], None] | None = None,
 ) -> TreeAcrossRanks:
     """Merge the trajectories of all ranks where they start with the same tokens.
 
@@ -80,13 +84,15 @@ def prefix_tree_across_ranks(
         exchange: With the others.
         numbers: Number of each in the step; over all ranks every number from 0 to N - 1 once. None counts rank after
             rank. With numbers of their own, the tree does not depend on where trajectories live.
+        check: What else is asked of this rank's trajectories, if it has any: raises a ValueError.
 
     Returns:
         On every rank the tree that `build_prefix_tree` gives for all trajectories in the order of their numbers.
 
     Raises:
-        ValueError: If a trajectory is wrong, as for `TrajectoryBatch.of`; on all ranks, if none has a trajectory,
-            numbers are missing or given twice, or routes are of different models.
+        ValueError: On all ranks: if a trajectory is wrong, as for `TrajectoryBatch.of` and `check`, which the rank that
+            holds it explains and the others name that rank; if none has a trajectory, numbers are missing or given
+            twice, or routes are of different models.
 
     Example:
         >>> from harts.data.exchange import run_in_threads
@@ -95,7 +101,11 @@ def prefix_tree_across_ranks(
         >>> [(f.tree.order_N.tolist(), f.tree.lcp_N.tolist()) for f in found]
         [([1, 0, 2], [0, 2, 2]), ([1, 0, 2], [0, 2, 2])]
     """
-    found = sort_across_ranks(TokenIdentities.of(trajectories), exchange, numbers=numbers)
+    try:
+        identities = TokenIdentities.of(trajectories, check=check)
+    except ValueError as error:
+        identities = error
+    found = sort_across_ranks(identities, exchange, numbers=numbers)
     if found.order_N.size == 0:
         raise ValueError("No rank has a trajectory, expected at least one. Skip the step if no rollout came back.")
     by_number = np.argsort(found.order_N)
@@ -110,7 +120,7 @@ def prefix_tree_across_ranks(
 
 
 def sort_across_ranks(
-    identities: TokenIdentities,
+    identities: TokenIdentities | ValueError,
     exchange: Exchange,
     *,
     numbers: Sequence[int] | None = None,
@@ -119,7 +129,7 @@ def sort_across_ranks(
     """Sort the trajectories of all ranks and compare neighbours.
 
     Args:
-        identities: Of this rank.
+        identities: Of this rank; or what is wrong with its trajectories, which all ranks then raise.
         exchange: With the others.
         numbers: As for `prefix_tree_across_ranks`.
         chain: Hashes the digests of blocks along paths; other ones are for tests.
@@ -132,8 +142,7 @@ def sort_across_ranks(
         ValueError: As `prefix_tree_across_ranks`.
         RuntimeError: If hashes collide again and again.
     """
-    part = _LocalPart.of(identities, numbers)
-    facts = np.stack(exchange.all_gather(part.facts(), [FACTS + 1] * exchange.ranks))
+    part, facts = _gather_facts(identities, exchange, numbers)
     form, num_blocks = RowFormat.of(facts[:, :FACTS]), facts[:, FACTS]
     listed = _gather_list(part, exchange, facts[:, 0])
     first_entry = int(np.searchsorted(listed.rank_N, exchange.rank))
@@ -213,6 +222,22 @@ class _LocalPart:
         """What makes the tokens of some pieces of this rank's trajectories, one after the other."""
         begin = self.identities.offsets[self.order_N[pieces.entry_Q - first_entry]] + pieces.begin_Q
         return form.rows(self.identities, ranges(begin, pieces.size_Q))
+
+
+def _gather_facts(
+    identities: TokenIdentities | ValueError, exchange: Exchange, numbers: Sequence[int] | None
+) -> tuple[_LocalPart, NDArray[np.int64]]:
+    """This rank's part, and `[ranks, FACTS + 1]` of all; raises on all ranks what one finds wrong."""
+    try:
+        if isinstance(identities, ValueError):
+            raise identities
+        part, error = _LocalPart.of(identities, numbers), None
+    except ValueError as wrong:
+        part, error = _LocalPart.of(TokenIdentities.of([]), None), wrong
+    message = np.append(part.facts(), error is not None)
+    facts = np.stack(exchange.all_gather(message, [message.size] * exchange.ranks))
+    raise_together(error, facts[:, -1])
+    return part, facts[:, :-1]
 
 
 def _gather_list(part: _LocalPart, exchange: Exchange, counts: NDArray[np.int64]) -> ListedTrajectories:

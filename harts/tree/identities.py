@@ -7,7 +7,7 @@ sorts as the classes of one process would. The position is implied: it is the de
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +38,20 @@ class TokenIdentities:
     """[F, M, A] int32. Recorded experts."""
 
     @classmethod
-    def of(cls, trajectories: Sequence[Trajectory]) -> TokenIdentities:
-        """Check some trajectories, as `TrajectoryBatch.of` does, and lay out their tokens."""
+    def of(
+        cls, trajectories: Sequence[Trajectory], *, check: Callable[[TrajectoryBatch], None] | None = None
+    ) -> TokenIdentities:
+        """Check some trajectories, as `TrajectoryBatch.of` does, and lay out their tokens.
+
+        Args:
+            trajectories: May be none.
+            check: What else is asked of them, if there are any: raises a ValueError.
+        """
         if len(trajectories) == 0:
             return cls(token_ids_F=np.zeros(0, dtype=np.int64), offsets=np.zeros(1, dtype=np.int64))
         batch = TrajectoryBatch.of(trajectories)
+        if check is not None:
+            check(batch)
         has_key = any(t.share_key is not None for t in trajectories)
         keys = [np.zeros(len(t), dtype=np.int64) if t.share_key is None else t.share_key for t in trajectories]
         return cls(

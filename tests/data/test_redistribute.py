@@ -8,9 +8,10 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harts.data import Trajectory
+from harts.data import Trajectory, TrajectoryBatch
 from harts.data.exchange import ThreadExchange, run_in_threads
 from harts.data.redistribute import gather_records, redistribute, return_values
+from harts.tree.lcp import sort_with_lcp
 
 LENGTHS = [1, 2, 7, 8, 9, 64, 200, 3]
 
@@ -32,8 +33,20 @@ def make(rng: np.random.Generator, length: int, kind: str) -> Trajectory:
     if kind == "some share keys" and rng.random() < 0.5:
         made = replace(made, share_key=rng.integers(-3, 3, length))
     if kind == "routes":
-        made = replace(made, routes=rng.integers(0, 9, (length, 3, 2)).astype(np.int32))
+        made = replace(made, routes=(rng.integers(0, 9, (length, 3, 1)) + np.arange(2)).astype(np.int32))
     return made
+
+
+def begun_like(trajectory: Trajectory, other: Trajectory, depth: int) -> Trajectory:
+    """The trajectory with the first tokens of another; masks and streams stay its own."""
+    ids = np.concatenate([other.token_ids[:depth], trajectory.token_ids[depth:]])
+    changed = replace(trajectory, token_ids=ids)
+    if other.share_key is not None:
+        key = np.zeros(len(trajectory), np.int64) if trajectory.share_key is None else trajectory.share_key
+        changed = replace(changed, share_key=np.concatenate([other.share_key[:depth], key[depth:]]))
+    if other.routes is not None and trajectory.routes is not None:
+        changed = replace(changed, routes=np.concatenate([other.routes[:depth], trajectory.routes[depth:]]))
+    return changed
 
 
 def assert_same(one: Trajectory, other: Trajectory) -> None:
@@ -61,6 +74,10 @@ def assert_same(one: Trajectory, other: Trajectory) -> None:
 def test_every_trajectory_arrives_where_it_runs(kind, ranks):
     rng = np.random.default_rng(ranks)
     trajectories = [make(rng, length, kind) for length in LENGTHS]
+    for later, earlier, depth in ((6, 5, 40), (4, 6, 5), (7, 6, 2), (3, 4, 8), (2, 3, 7)):
+        trajectories[later] = begun_like(trajectories[later], trajectories[earlier], depth)
+    order_N, lcp_N = sort_with_lcp(TrajectoryBatch.of(trajectories))
+    assert lcp_N.max() >= 7, "some begin alike"
     rank_N, target_N = rng.integers(0, min(ranks, 4), (2, len(LENGTHS)))  # of five the last holds and runs nothing
     length_N = np.array(LENGTHS)
 
@@ -70,7 +87,7 @@ def test_every_trajectory_arrives_where_it_runs(kind, ranks):
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
         assert records.count_N.tolist() == [t.loss_mask.sum() for t in trajectories]
         assert records.weight_N.tolist() == [t.weight for t in trajectories]
-        here = redistribute(own, exchange, records, target_N)
+        here = redistribute(own, exchange, records, target_N, order_N=order_N, lcp_N=lcp_N)
         values_P = np.concatenate([np.zeros(0), *(t.advantages[t.loss_mask] for t in here)])
         back = return_values(values_P, exchange, records, target_N)
         return here, back, np.concatenate([np.zeros(0), *(t.advantages[t.loss_mask] for t in own)])
@@ -84,8 +101,10 @@ def test_every_trajectory_arrives_where_it_runs(kind, ranks):
         np.testing.assert_array_equal(back, expected)
 
 
-def test_what_stays_costs_nothing_and_what_leaves_travels_once():
-    trajectories = [Trajectory.of(range(100), loss_mask=np.arange(100) >= 90) for _ in range(3)]
+@pytest.mark.parametrize("advantage", [0.0, 0.5])
+def test_what_stays_costs_nothing_and_what_leaves_travels_once(advantage):
+    mask = np.arange(100) >= 90
+    trajectories = [Trajectory.of(np.arange(100) + 100 * i, loss_mask=mask, advantages=advantage) for i in range(3)]
 
     def work(exchange: ThreadExchange) -> int:
         numbers = np.array([[0, 1], [2]][exchange.rank])
@@ -93,10 +112,10 @@ def test_what_stays_costs_nothing_and_what_leaves_travels_once():
         own = [trajectories[i] for i in numbers]
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=np.full(3, 100))
         before = exchange.bytes_received
-        redistribute(own, exchange, records, target_N)
+        redistribute(own, exchange, records, target_N, order_N=np.arange(3), lcp_N=np.zeros(3, np.int64))
         return exchange.bytes_received - before
 
-    assert run_in_threads(2, work) == [0, 4 * 100 + 13 + 8 * 10]
+    assert run_in_threads(2, work) == [0, 4 * 100 + 13 + (8 * 10 if advantage else 0)]
 
 
 @pytest.mark.parametrize("name", ["sampling_logprobs", "ref_logprobs", "routes"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from harts.data.exchange import Exchange, run_in_threads
 from harts.models.tiny import tiny_model
 from harts.testing import assert_gradients_close, float64_throughout, gradients
 from harts.train.distributed import ProcessGroupExchange, sum_gradients
-from harts.train.ranks import train_step_across_ranks
+from harts.train.ranks import compute_logprobs_across_ranks, train_step_across_ranks
 from tests.cases import CASES, trajectories_of
 from tests.routing import tiny_moe
 
@@ -53,7 +54,21 @@ def run(exchange: Exchange, model: harts.TreeModel, name: str, execution: harts.
             execution=execution,
             max_tokens_per_microbatch=2 * longest,
         )
+        logprobs = compute_logprobs_across_ranks(
+            model,
+            [without_streams(trajectories[i]) if exchange.rank else trajectories[i] for i in numbers],
+            exchange,
+            numbers=numbers,
+            execution=execution,
+            max_tokens_per_microbatch=2 * longest,
+        )
+    np.testing.assert_array_equal(logprobs, result.logprobs_P)
     return {"loss": result.loss, "logprobs": result.logprobs_P, "microbatches": result.num_microbatches}
+
+
+def without_streams(trajectory: Trajectory) -> Trajectory:
+    """What log-probs alone need: ranks may even differ in what else they carry."""
+    return replace(trajectory, sampling_logprobs=None, ref_logprobs=None)
 
 
 def check(
@@ -188,4 +203,4 @@ def test_all_ranks_raise_what_one_finds_wrong():
 
     messages = run_in_threads(3, work)
     assert "9999" in messages[2]
-    assert all("ranks [2] cannot be trained on" in message for message in messages[:2])
+    assert all("Ranks [2] found their trajectories wrong" in message for message in messages[:2])

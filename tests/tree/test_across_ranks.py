@@ -230,7 +230,7 @@ def test_each_rank_gets_hashes_and_what_others_hold_too_once():
         hashes = 3 * (100 + 4 * 30) * 16
         prompt_once = 4 * prompt.size if rank > 0 else 0  # the first holder reads nobody's
         sorted_here = 4 * 12 * BLOCK_TOKENS if rank == 0 else 0  # one rank sorts what follows the prompt
-        lists = 3 * (4 * 3 * 8 + 7 * 8) + 4 * (3 + (2 * 16 if rank != 0 else 0))
+        lists = 3 * (4 * 3 * 8 + 8 * 8) + 4 * (3 + (2 * 16 if rank != 0 else 0))
         assert received == hashes + prompt_once + sorted_here + lists
         assert calls == 5
 
@@ -243,7 +243,7 @@ def test_what_the_sorting_rank_has_itself_does_not_travel():
         sort_across_ranks(identities_of(parts[exchange.rank]), exchange)
         return exchange.bytes_received
 
-    lists = [7 * 8 + 24 * n + 16 * n + 4 for n in (3, 2)]
+    lists = [8 * 8 + 24 * n + 16 * n + 4 for n in (3, 2)]
     first_blocks, tails = 8 * 4, 8 * 2  # sorted by rank 1, and by rank 0 after the block that both have
     shown = 2 * 4 * BLOCK_TOKENS
     assert run_in_threads(2, work) == [lists[0] + first_blocks, lists[1] + tails + shown]
@@ -281,8 +281,35 @@ def test_what_ranks_cannot_agree_on_is_named():
         run_in_threads(3, lambda exchange: prefix_tree_across_ranks(parts[exchange.rank], exchange))
     with pytest.raises(ValueError, match="No rank has a trajectory"):
         run_in_threads(2, lambda exchange: prefix_tree_across_ranks([], exchange))
-    with pytest.raises(ValueError, match="2 numbers for 1 trajectories"):
-        run_in_threads(1, lambda exchange: prefix_tree_across_ranks([routed], exchange, numbers=[0, 1]))
+
+
+def refuse_nines(batch: TrajectoryBatch) -> None:
+    if (batch.token_ids_F == 9).any():
+        raise ValueError("a nine")
+
+
+@pytest.mark.parametrize(
+    ("wrong", "numbers", "message"),
+    [
+        ([1, -2], [1], "Trajectory 0 has the negative token id -2"),
+        ([1, 9], [1], "a nine"),
+        ([1, 2], [1, 2], "2 numbers for 1 trajectories"),
+    ],
+)
+def test_all_ranks_raise_what_one_finds_wrong(wrong, numbers, message):
+    """The rank that finds it says what, the others which rank; all after one exchange."""
+    parts = [([Trajectory.of([1])], [0]), ([Trajectory.of(wrong)], numbers), ([], [])]
+
+    def work(exchange: ThreadExchange) -> tuple[str, int]:
+        own, numbers = parts[exchange.rank]
+        with pytest.raises(ValueError) as caught:
+            prefix_tree_across_ranks(own, exchange, numbers=numbers, check=refuse_nines)
+        return str(caught.value), exchange.num_calls
+
+    said = run_in_threads(3, work)
+    assert message in said[1][0]
+    assert all("Ranks [1] found" in text for text, _ in (said[0], said[2]))
+    assert [calls for _, calls in said] == [1, 1, 1]
 
 
 def test_blocks_are_cut_where_a_list_does_not_repeat_them():
