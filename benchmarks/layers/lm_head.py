@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from benchmarks.layers.timing import Row, check, give_up_after, milliseconds, report
+from benchmarks.layers.timing import Row, check, give_up_after, milliseconds, relative_error, report
 from harts.logprobs.fused import LOGITS_AT_ONCE, FusedHead, fused_linear_logprobs
 from harts.logprobs.linear_cross_entropy import LOGITS_PER_CHUNK, _Head, _LinearLogprobs
 
@@ -105,7 +105,7 @@ def main(arguments: list[str]) -> None:
 
 
 def verify(problem: Problem) -> None:
-    """On 512 edges against float64: no worse than the definition in bfloat16, and much better in float32."""
+    """On 512 edges against float64: about as near as the definition in bfloat16, and much nearer in float32."""
     exact = problem.head(512)
     outputs = exact.pytorch(with_entropy=True)
     expected = (*outputs, *exact.gradients(outputs, with_entropy=True))
@@ -116,13 +116,15 @@ def verify(problem: Problem) -> None:
         temperature_E=problem.temperature_E[:512],
         upstream=(problem.upstream[0][:512], problem.upstream[1][:512]),
     )
+    outputs = few.pytorch(with_entropy=True)
+    definition = (*outputs, *few.gradients(outputs, with_entropy=True))
     names = ("log-probs", "entropies", "gradient of hidden states", "gradient of weights")
-    bounds = {False: (2e-3, 2e-3, 1e-2, 1e-2), True: (1e-5, 1e-5, 5e-3, 5e-3)}
-    for float32, at_most in bounds.items():
+    for float32, least in ((False, (2e-3, 2e-3, 5e-3, 5e-3)), (True, (1e-5, 1e-5, 5e-3, 5e-3))):
         outputs = few.fused(with_entropy=True, float32=float32)
         actual = (*outputs, *few.gradients(outputs, with_entropy=True))
-        for name, e, a, bound in zip(names, expected, actual, at_most, strict=True):
-            check(f"{name}, float32 logits {float32}", e, a.double(), at_most=bound)
+        for name, e, a, by_definition, bound in zip(names, expected, actual, definition, least, strict=True):
+            at_most = bound if float32 else max(bound, 1.25 * relative_error(e, by_definition.double()))
+            check(f"{name}, float32 logits {float32}", e, a.double(), at_most=at_most)
 
 
 def compare(problem: Problem) -> Iterator[Row]:

@@ -203,8 +203,6 @@ def trunk_first_pays(plan: LaunchPlan) -> bool:
     return bool(first < last)
 
 
-CHUNKS_OF_A_START = 2.5
-"""What it takes a program to find its run and its state, in chunks of an H200."""
 _ON_THE_HOST = ("chunk_size", "mean_parallel_runs", "trunk_first_pays")
 
 
@@ -232,8 +230,7 @@ class LaunchIndex:
     trunk_first_pays: bool
     """Whether that is estimated to be faster where its programs take no more than half of the device."""
     mean_parallel_runs: float
-    """How many runs there is work for at a time: chunks over those of the longest run, `CHUNKS_OF_A_START` added for
-    every other run."""
+    """Chunks over those of the longest path: how many runs there is work for at a time."""
     slot_offsets: Tensor
     """[slots + 1] int32. Runs that start from slot `s` are `slot_runs[slot_offsets[s]:slot_offsets[s + 1]]`."""
     slot_runs: Tensor
@@ -277,7 +274,7 @@ def launch_index(plan: LaunchPlan) -> LaunchIndex:
         backward_queue=torch.from_numpy(runs[queue]),
         trunk_first_queue=torch.from_numpy(runs[trunk_first(plan, queue)]),
         trunk_first_pays=trunk_first_pays(plan),
-        mean_parallel_runs=(run_G.size + CHUNKS_OF_A_START * (chunks.size - 1)) / int(chunks.max()),
+        mean_parallel_runs=run_G.size / int(chunks.max()),
         slot_offsets=_int32(np.concatenate([[0], np.cumsum(counts)])),
         slot_runs=_int32(slot_runs if slot_runs.size else np.zeros(1, dtype=np.int64)),
     )

@@ -8,7 +8,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harts.layout.launch import (
-    CHUNKS_OF_A_START,
     LaunchPlan,
     backward_queue,
     forward_queue,
@@ -106,7 +105,7 @@ def test_index_of_a_launch() -> None:
     assert index.backward_queue[:, 0].tolist() == [1, 2, 0] and index.trunk_first_queue[:, 0].tolist() == [0, 1, 2]
     # Run, first row, rows, first chunk, start slot.
     assert index.forward_queue.tolist() == [[0, 0, 5, 0, -1], [1, 5, 2, 3, 0], [2, 7, 2, 4, 0]]
-    assert index.mean_parallel_runs == (5 + 2 * CHUNKS_OF_A_START) / 3
+    assert index.mean_parallel_runs == 5 / 3
 
 
 @given(words=words_strategy, chunk_size=st.integers(1, 5))

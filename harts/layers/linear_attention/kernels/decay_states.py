@@ -24,6 +24,7 @@ from torch import Tensor
 from harts.layers.linear_attention.kernels.queue import (
     LaunchShape,
     add_gradients,
+    backward_queue,
     padded,
     take_work,
     ticket_and_flags,
@@ -61,10 +62,16 @@ def _forward(
     if USE_GAMMA:
         b_gamma = tl.load(gamma + i_h)
         b_g = b_gamma * (tl.arange(0, BT) + 1)
+    # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
     slot = tl.load(slot_of_chunk + first_chunk)
+    if USE_G:
+        g_last = tl.load(g + (tl.minimum(BT, rows) - 1) * HV)
     for i in range(tl.cdiv(rows, BT)):
-        # Not copied ahead with the tiles: it is read one chunk early.
-        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=rows - i * BT > BT, other=-1)
+        left = rows - i * BT
+        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=left > BT, other=-1)
+        if USE_G:
+            p_g = g + (i * BT + tl.minimum(BT + BT, left) - 1).to(tl.int64) * HV
+            next_g_last = tl.load(p_g, mask=left > BT, other=0.0)
         o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
         m_t = o_t < rows
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
@@ -77,16 +84,16 @@ def _forward(
         b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
         b_v = tl.load(v + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
         if USE_G:
-            last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
-            g_last = tl.load(g + last * HV).to(tl.float32)
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0)
         if USE_GAMMA:
-            g_last = b_gamma * tl.minimum(BT, rows - i * BT)
+            g_last = b_gamma * tl.minimum(BT, left)
         if USE_G or USE_GAMMA:
             b_h *= tl.exp2(g_last)
             b_v = (b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]).to(b_v.dtype)
         b_h = tl.dot(b_k, b_v, b_h)
         slot = next_slot
+        if USE_G:
+            g_last = next_g_last
 
 
 @triton.jit
@@ -114,6 +121,8 @@ def _backward(
     b_dh = tl.zeros([BK, BV], dtype=tl.float32)
     chunks = tl.cdiv(rows, BT)
     slot = -1
+    if USE_G:
+        g_last = tl.load(g + (rows - 1).to(tl.int64) * HV)
     for back in range(chunks):
         i = chunks - 1 - back
         o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
@@ -122,22 +131,25 @@ def _backward(
             count = counts + (tl.cast(slot, tl.int64) * HV + i_h) * TILES + i_tile
             p_d = start_gradients + i_h * K * V + tile
             b_dh = add_gradients(b_dh, p_d, m_kv, HV * K * V, slot, slot_offsets, slot_runs, count)
+        # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
         slot = tl.load(slot_of_chunk + first_chunk + i)
+        if USE_G:
+            next_g_last = tl.load(g + (i * BT - 1).to(tl.int64) * HV, mask=i > 0, other=0.0)
         tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
 
         b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
         b_do = tl.load(do + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
         b_q = (b_q * scale).to(b_q.dtype)
         if USE_G:
-            last = (tl.minimum((i + 1) * BT, rows) - 1).to(tl.int64)
-            g_last = tl.load(g + last * HV).to(tl.float32)
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0).to(tl.float32)
+            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0)
         if USE_GAMMA:
             g_last = b_gamma * tl.minimum(BT, rows - i * BT)
         if USE_G or USE_GAMMA:
             b_q = (b_q * tl.exp2(b_g)[None, :]).to(b_q.dtype)
             b_dh *= tl.exp2(g_last)
         b_dh = tl.dot(b_q, b_do.to(b_q.dtype), b_dh)
+        if USE_G:
+            g_last = next_g_last
 
     if start >= 0:
         tl.store(start_gradients + (run * HV + i_h) * K * V + tile, b_dh, mask=m_kv)
@@ -147,6 +159,8 @@ def _backward(
 
 FORWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
 BACKWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
+RESIDENT = 2
+"""Programs that a multiprocessor holds at least: of 4 warps, with 48 KiB of tiles, at most 255 registers a thread."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -213,8 +227,9 @@ def tree_state_gradients(
     dh = q.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width, dtype=dtype)
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     ticket, counts = ticket_and_flags(launch.num_slots * work, q.device)
+    queue = backward_queue(launch, work, RESIDENT, q.device)
     _backward[(launch.num_runs * work,)](
-        q, decay.g, decay.gamma, do, dh, start_gradients, launch.slot_G, launch.backward_queue,
+        q, decay.g, decay.gamma, do, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, **blocks,
         USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, num_warps=shape.num_warps,

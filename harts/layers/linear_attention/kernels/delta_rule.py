@@ -25,6 +25,8 @@ from torch import Tensor
 from harts.layers.linear_attention.kernels.queue import (
     LaunchShape,
     add_gradients,
+    backward_queue,
+    multiprocessors,
     padded,
     take_work,
     ticket_and_flags,
@@ -293,9 +295,7 @@ def tree_state_gradients(
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
     ticket, counts = ticket_and_flags(launch.num_slots * blocks, q.device)
-    # Programs of one run may wait inside if they leave half of the device to those that they wait for.
-    leaves_room = not triton.knobs.runtime.interpret and 2 * blocks <= _multiprocessors(q.device)
-    queue = launch.trunk_first_queue if leaves_room and launch.trunk_first_pays else launch.backward_queue
+    queue = backward_queue(launch, blocks, 1, q.device)
     _backward[(launch.num_runs * blocks,)](
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
@@ -313,8 +313,4 @@ def _shape(shapes: Mapping[int, LaunchShapes], key_width: int, work: float, devi
         raise ValueError(
             f"Heads have keys of {key_width} channels, expected at most {max(shapes)}. Run the layer through PyTorch."
         )
-    return fitting[0].few if work <= FEW * _multiprocessors(device) else fitting[0].many
-
-
-def _multiprocessors(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
+    return fitting[0].few if work <= FEW * multiprocessors(device) else fitting[0].many

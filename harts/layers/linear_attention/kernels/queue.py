@@ -17,6 +17,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harts.layout.launch import LaunchIndex
+
 
 @triton.jit
 def take_work(ticket, queue, HEADS: tl.constexpr, TILES: tl.constexpr):
@@ -74,6 +76,25 @@ def ticket_and_flags(num_flags: int, device: torch.device) -> tuple[Tensor, Tens
     """Two int32 views of one tensor of zeros: one launch clears both."""
     zeros = torch.zeros(TICKET + num_flags, dtype=torch.int32, device=device)
     return zeros, zeros[TICKET:]
+
+
+def backward_queue(launch: LaunchIndex, programs: int, resident: int, device: torch.device) -> Tensor:
+    """The order in which runs are taken up backward: the longest first where it pays and cannot block.
+
+    Args:
+        launch: The runs.
+        programs: Of each run. Those of the longest may wait inside if they leave half of the device to what they wait
+            for.
+        resident: Programs that a multiprocessor holds at least.
+        device: Where they run.
+    """
+    leaves_room = not triton.knobs.runtime.interpret and 2 * programs <= resident * multiprocessors(device)
+    return launch.trunk_first_queue if leaves_room and launch.trunk_first_pays else launch.backward_queue
+
+
+def multiprocessors(device: torch.device) -> int:
+    """Of a GPU; 1 of a CPU, on which Triton interprets."""
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 1
 
 
 def padded(width: int) -> int:
