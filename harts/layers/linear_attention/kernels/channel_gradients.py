@@ -17,6 +17,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkStates
+from harts.layers.linear_attention.kernels.chunks import rows_of_chunk
 from harts.layers.linear_attention.kernels.queue import LaunchShape, padded
 from harts.layout.launch import LaunchIndex
 
@@ -29,9 +30,8 @@ def _gradients(
 ):  # fmt: skip
     chunk = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1)
-    run = tl.load(chunk_indices + chunk * 2)
-    first = tl.load(cu_seqlens + run).to(tl.int64) + tl.load(chunk_indices + chunk * 2 + 1) * BT
-    rows = (tl.load(cu_seqlens + run + 1) - first).to(tl.int32)
+    first, left = rows_of_chunk(chunk, cu_seqlens, chunk_indices, BT)
+    rows = left.to(tl.int32)
 
     o_t = tl.arange(0, BT)
     m_t = o_t < rows

@@ -16,6 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from harts.layers.linear_attention.kernels.chunks import rows_of_chunk
 from harts.layers.linear_attention.kernels.queue import LaunchShape, padded
 from harts.layout.launch import LaunchIndex
 
@@ -31,10 +32,8 @@ def _gradients(
     i_k = tl.program_id(0) % NK
     chunk = (tl.program_id(0) // NK).to(tl.int64)
     i_h = tl.program_id(1)
-    run = tl.load(chunk_indices + chunk * 2)
-    offset = tl.load(chunk_indices + chunk * 2 + 1) * BT
-    first = tl.load(cu_seqlens + run).to(tl.int64) + offset
-    rows = (tl.load(cu_seqlens + run + 1) - first).to(tl.int32)
+    first, left = rows_of_chunk(chunk, cu_seqlens, chunk_indices, BT)
+    rows = left.to(tl.int32)
 
     o_t = tl.arange(0, BT)
     o_k = i_k * BK + tl.arange(0, BK)

@@ -25,12 +25,14 @@ from torch import Tensor
 from harts.layers.linear_attention.kernels.queue import (
     LaunchShape,
     add_gradients,
+    add_start_state,
     backward_queue,
+    hand_back,
+    hand_over,
     multiprocessors,
     padded,
     take_work,
     ticket_and_flags,
-    wait_for_all_threads,
 )
 from harts.layout.launch import LaunchIndex
 
@@ -52,10 +54,8 @@ def _forward(
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
     if start >= 0:
-        while tl.atomic_add(flags + (start * HV + i_h) * NV + i_v, 0, sem="acquire") == 0:
-            pass
-        # Past the first-level cache, which does not see what other multiprocessors write.
-        b_h += tl.load(states + (start * HV + i_h) * K * V + tile, mask=m_kv, other=0.0, cache_modifier=".cg")
+        number = start * HV + i_h
+        b_h = add_start_state(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v)
 
     o_t = tl.arange(0, BT)
     row_k = o_t[:, None] * (HV * K) + o_k[None, :]
@@ -88,9 +88,7 @@ def _forward(
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
         if slot >= 0:
             number = slot.to(tl.int64) * HV + i_h
-            tl.store(states + number * K * V + tile, b_h, mask=m_kv)
-            wait_for_all_threads(INTERPRETED)
-            tl.atomic_xchg(flags + number * NV + i_v, 1, sem="release")
+            hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v, INTERPRETED)
 
         b_w = tl.load(w + done * (HV * K) + row_k, mask=m_t[:, None] & m_k[None, :], other=0.0)
         b_v = tl.dot(b_w, b_h.to(b_w.dtype))
@@ -188,9 +186,8 @@ def _backward(
         b_dh += tl.dot(b_dq, b_do.to(b_dq.dtype)) * scale - tl.dot(b_w, b_dv.to(b_w.dtype))
 
     if start >= 0:
-        tl.store(start_gradients + (run * HV + i_h) * K * V + tile, b_dh, mask=m_kv)
-        tl.debug_barrier()
-        tl.atomic_add(counts + (start * HV + i_h) * NV + i_v, 1, sem="release")
+        p_d = start_gradients + (run * HV + i_h) * K * V + tile
+        hand_back(b_dh, p_d, m_kv, counts + (start * HV + i_h) * NV + i_v)
 
 
 LARGE_BLOCK_V = 64

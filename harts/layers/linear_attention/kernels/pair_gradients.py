@@ -18,6 +18,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harts.layers.linear_attention.kernels.channel_gradients import ChannelGradients, ChannelRows
+from harts.layers.linear_attention.kernels.chunks import rows_of_chunk
 from harts.layers.linear_attention.kernels.queue import padded
 from harts.layout.launch import LaunchIndex
 
@@ -44,9 +45,8 @@ def _gradients(
     i_k = tl.program_id(0) // NC % NK
     chunk = tl.program_id(0) // (NC * NK)
     head = tl.program_id(1)
-    run = tl.load(chunk_indices + chunk * 2)
-    first = tl.load(cu_seqlens + run).to(tl.int64) + tl.load(chunk_indices + chunk * 2 + 1) * BT
-    rows = tl.minimum(tl.load(cu_seqlens + run + 1) - first, BT).to(tl.int32)
+    first, left = rows_of_chunk(chunk, cu_seqlens, chunk_indices, BT)
+    rows = tl.minimum(left, BT).to(tl.int32)
     if begin >= rows:
         return
     o_c = tl.arange(0, BC)

@@ -42,6 +42,31 @@ def wait_for_all_threads(INTERPRETED: tl.constexpr):
 
 
 @triton.jit
+def add_start_state(total, states, mask, flag):
+    """Wait for the state that a run starts from, and add it."""
+    while tl.atomic_add(flag, 0, sem="acquire") == 0:
+        pass
+    # Past the first-level cache, which does not see what other multiprocessors write.
+    return total + tl.load(states, mask=mask, other=0.0, cache_modifier=".cg")
+
+
+@triton.jit
+def hand_over(state, states, mask, flag, INTERPRETED: tl.constexpr):
+    """Leave a state for the runs that start from it."""
+    tl.store(states, state, mask=mask)
+    wait_for_all_threads(INTERPRETED)
+    tl.atomic_xchg(flag, 1, sem="release")
+
+
+@triton.jit
+def hand_back(gradient, gradients, mask, count):
+    """Leave the gradient of a start state for the run that it came from."""
+    tl.store(gradients, gradient, mask=mask)
+    tl.debug_barrier()
+    tl.atomic_add(count, 1, sem="release")
+
+
+@triton.jit
 def add_gradients(total, gradients, mask, stride, slot, slot_offsets, slot_runs, count):
     """Wait for all runs that start from a slot, and add what they left, `stride` elements a run, in their order."""
     first = tl.load(slot_offsets + slot)
