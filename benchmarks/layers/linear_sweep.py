@@ -15,7 +15,14 @@ from triton.runtime.errors import OutOfResources
 from benchmarks.layers import linear_trees as trees
 from benchmarks.layers.linear_kinds import CHUNK_SIZE, KINDS, Streams
 from benchmarks.layers.linear_timing import Row, medians
-from harts.layers.linear_attention.kernels import chunk_gradients, decay_states, delta_rule, wy_gradients
+from harts.layers.linear_attention.kernels import (
+    channel_gradients,
+    chunk_gradients,
+    decay_states,
+    delta_rule,
+    pair_gradients,
+    wy_gradients,
+)
 from harts.layers.linear_attention.kernels.queue import LaunchShape
 from harts.layout.launch import LaunchIndex, launch_index, plan_launch
 
@@ -43,6 +50,10 @@ def sweep(name: str, num_tokens: int) -> dict[str, list[Row]]:
         tables["chunk_gradients"] = list(_gradient_shapes(chunk_gradients, chunk_work, (64, 128)))
         wy_work = {shape: _wy_work(launch) for shape, launch in launches.items()}
         tables["wy_gradients"] = list(_gradient_shapes(wy_gradients, wy_work, (None,)))
+    if name == "kda":
+        channel_work = {shape: _channel_work(launch) for shape, launch in launches.items()}
+        tables["channel_gradients"] = list(_gradient_shapes(channel_gradients, channel_work, (32, 64, 128)))
+        tables["pair_gradients"] = list(_pair_shapes(launches))
     return tables
 
 
@@ -62,6 +73,46 @@ def _gradient_shapes(
             "stages": stages,
             **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},
         }
+
+
+def _pair_shapes(launches: dict[str, LaunchIndex]) -> Iterator[Row]:
+    work = {shape: _pair_work(launch) for shape, launch in launches.items()}
+    for block_k, warps, stages in product((32, 64, 128), (1, 2, 4), (1, 2, 3)):
+        with patch.multiple(pair_gradients, BLOCK_K=block_k, NUM_WARPS=warps, NUM_STAGES=stages):
+            found = medians(work, repeats=7)
+        yield {
+            "channels": block_k,
+            "warps": warps,
+            "stages": stages,
+            **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},
+        }
+
+
+def _channel_rows(num_rows: int) -> channel_gradients.ChannelRows:
+    keys = {name: _halves(num_rows, 32, 128) / 12 for name in ("q", "k")}
+    return channel_gradients.ChannelRows(
+        **keys,
+        v=_halves(num_rows, 32, 128),
+        written=_halves(num_rows, 32, 128),
+        g=-torch.rand(1, num_rows, 32, 128, device="cuda"),
+        beta=_halves(num_rows, 32).sigmoid(),
+        inverse=_halves(num_rows, 32, CHUNK_SIZE) / 10,
+    )
+
+
+def _channel_work(launch: LaunchIndex) -> Callable[[], channel_gradients.ChannelGradients]:
+    num_rows, chunks = int(launch.cu_seqlens[-1]), launch.slot_G.numel()
+    rows = _channel_rows(num_rows)
+    do, du = _halves(num_rows, 32, 128), _halves(num_rows, 32, 128)
+    states = chunk_gradients.ChunkStates(h=_halves(chunks, 32, 128, 128), dh=_halves(chunks, 32, 128, 128))
+    return lambda: channel_gradients.channel_gradients(rows, do, du, states, scale=0.1, launch=launch)
+
+
+def _pair_work(launch: LaunchIndex) -> Callable[[], object]:
+    num_rows = int(launch.cu_seqlens[-1])
+    rows, found = _channel_rows(num_rows), _channel_work(launch)()
+    products = torch.randn(1, num_rows, 32, CHUNK_SIZE, device="cuda")
+    return lambda: pair_gradients.pair_gradients(rows, products, found, launch=launch)
 
 
 def _halves(*shape: int) -> Tensor:
