@@ -19,6 +19,8 @@ STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
+HIGHEST = 8
+"""Of 16 moves of leveling, so many begin at the highest microbatch of a slot."""
 OVER_GROWTH = 1.015
 """Factor of the weight of tokens beyond the limit, from stage to stage; the last is six times the first."""
 
@@ -190,11 +192,23 @@ def _sixth_power(shape, work):
 
 
 @numba.njit(cache=True)
-def _propose(shape, state, random):
+def _job_of(state, job, number):
+    """The first job of a microbatch from the one given on, or the one given if it is empty."""
+    for other in range(job, job + state.bin_J.size):
+        if state.bin_J[other % state.bin_J.size] == number:
+            return other % state.bin_J.size
+    return job
+
+
+@numba.njit(cache=True)
+def _propose(shape, state, random, highest):
     """Choose jobs and where they go: their number, their microbatch and the other. The jobs are in `state.moved`; with
-    a swap the last of them comes from the other microbatch. No jobs if there is nothing to move."""
+    a swap the last of them comes from the other microbatch. No jobs if there is nothing to move. Of 16 moves, `highest`
+    begin at the highest microbatch of a slot."""
     jobs, kind = state.bin_J.size, _below(random, 16)
     job = _below(random, jobs)
+    if highest > 0 and _below(random, 16) < highest:
+        job = _job_of(state, job, state.sorted_B[shape.ranks * _below(random, state.sorted_B.size // shape.ranks)])
     partner = _below(random, jobs)
     if _below(random, 8) > 0:
         distance = 1 + _below(random, 8)
@@ -249,7 +263,7 @@ def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
     makespan, penalty, over = energy
     temperature, work_weight, penalty_weight, over_weight = limits
-    count, source, target = _propose(shape, state, random)
+    count, source, target = _propose(shape, state, random, 0)
     if count == 0:
         return energy
     work_before = state.work_B[source] + state.work_B[target]
@@ -323,7 +337,7 @@ def anneal(
 
 
 def level(problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: int, seed: int) -> NDArray[np.int64]:
-    """Even out the slots of a packing; neither the makespan nor the work of all bins grows.
+    """Even out the slots of a packing; the makespan does not grow, and the work of all bins only where that falls.
 
     Args:
         problem: With barriers.
@@ -355,27 +369,23 @@ def _unevenness(shape, state):
 
 @numba.njit(cache=True)
 def _level(shape, state, random, moves):
-    """Keep moves that make slots more even, and nothing worse."""
+    """Keep moves that make the step shorter, or slots more even and neither the step longer nor its work more."""
     makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
     for _ in range(moves):
-        count, source, target = _propose(shape, state, random)
+        count, source, target = _propose(shape, state, random, HIGHEST)
         if count == 0:
             continue
         work = state.work_B[source] + state.work_B[target]
         _exchange(shape, state, count, source, target)
-        if (
-            state.work_B[source] + state.work_B[target] <= work
-            and _over(shape, state, source) + _over(shape, state, target) == 0
-        ):
-            _sort_two(state, source, target)
-            after = _unevenness(shape, state)
-            if after < unevenness and _makespan(shape, state) <= makespan:
-                makespan, unevenness = _makespan(shape, state), after
+        _sort_two(state, source, target)
+        if _over(shape, state, source) + _over(shape, state, target) == 0:
+            shorter = makespan - _makespan(shape, state)
+            is_cheap = shorter >= 0 and state.work_B[source] + state.work_B[target] <= work
+            if shorter > 0 or (is_cheap and _unevenness(shape, state) < unevenness):
+                makespan, unevenness = makespan - shorter, _unevenness(shape, state)
                 continue
-            _exchange(shape, state, count, source, target)
-            _sort_two(state, source, target)
-        else:
-            _exchange(shape, state, count, source, target)
+        _exchange(shape, state, count, source, target)
+        _sort_two(state, source, target)
 
 
 def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:

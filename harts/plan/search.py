@@ -151,7 +151,7 @@ def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, s
 
 
 def _leveled(problem: Problem, start: Schedule, how: tuple[int, int]) -> Schedule:
-    """The same makespan and no more work, but slots that are more even."""
+    """The same makespan and slots that are more even, or a smaller makespan."""
     moves, seed = how
     num_bins = start.num_slots * problem.ranks
     bin_J = level(problem, start.bin_J, num_bins=num_bins, moves=moves, seed=seed)
