@@ -29,6 +29,7 @@ from harts.layers.linear_attention.kernels.queue import (
     hand_back,
     hand_over,
     padded,
+    resident_programs,
     take_work,
     ticket_and_flags,
 )
@@ -156,8 +157,8 @@ def _backward(
 
 FORWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
 BACKWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
-RESIDENT = 2
-"""Programs that a multiprocessor has room for at least, whatever their registers; tests compile them."""
+SHARED_BYTES = 60 * 1024
+"""Shared memory of a backward program at most; tests compile them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -224,7 +225,8 @@ def tree_state_gradients(
     dh = q.new_empty(1, launch.slot_G.numel(), num_heads, key_width, value_width, dtype=dtype)
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     ticket, counts = ticket_and_flags(launch.num_slots * work, q.device)
-    queue = backward_queue(launch, work, RESIDENT, q.device)
+    resident = resident_programs(shape.num_warps, SHARED_BYTES, q.device)
+    queue = backward_queue(launch, work, q.device, resident=resident)
     _backward[(launch.num_runs * work,)](
         q, decay.g, decay.gamma, do, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,

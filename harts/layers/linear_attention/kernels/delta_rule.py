@@ -292,7 +292,7 @@ def tree_state_gradients(
     start_gradients = dh.new_empty(launch.num_runs, num_heads, key_width, value_width, dtype=torch.float32)
     blocks = num_heads * triton.cdiv(value_width, shape.block_v)
     ticket, counts = ticket_and_flags(launch.num_slots * blocks, q.device)
-    queue = backward_queue(launch, blocks, 1, q.device)
+    queue = backward_queue(launch, blocks, q.device)
     _backward[(launch.num_runs * blocks,)](
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,

@@ -93,6 +93,10 @@ class LaunchShape:
     """Chunks in flight."""
 
 
+REGISTERS = 65_536
+"""Of a multiprocessor, on all NVIDIA GPUs that Triton compiles for."""
+RESERVED_BYTES = 1024
+"""Shared memory that CUDA keeps of each program."""
 TICKET = 4
 """Elements before the flags, the first of which is the ticket: flags begin at an aligned address."""
 
@@ -103,18 +107,32 @@ def ticket_and_flags(num_flags: int, device: torch.device) -> tuple[Tensor, Tens
     return zeros, zeros[TICKET:]
 
 
-def backward_queue(launch: LaunchIndex, programs: int, resident: int, device: torch.device) -> Tensor:
+def backward_queue(launch: LaunchIndex, programs: int, device: torch.device, *, resident: int = 1) -> Tensor:
     """The order in which runs are taken up backward: the longest first where it pays and cannot block.
 
     Args:
         launch: The runs.
         programs: Of each run. Those of the longest may wait inside if they leave half of the device to what they wait
             for.
-        resident: Programs that a multiprocessor holds at least.
         device: Where they run.
+        resident: Programs that a multiprocessor holds at least.
     """
     leaves_room = not triton.knobs.runtime.interpret and 2 * programs <= resident * multiprocessors(device)
     return launch.trunk_first_queue if leaves_room and launch.trunk_first_pays else launch.backward_queue
+
+
+def resident_programs(num_warps: int, shared_bytes: int, device: torch.device) -> int:
+    """Programs that a multiprocessor holds at least: of so many warps, with 255 registers a thread.
+
+    Args:
+        num_warps: Of a program.
+        shared_bytes: Shared memory that a program takes at most.
+        device: Where they run.
+    """
+    if device.type != "cuda":
+        return 1
+    shared = torch.cuda.get_device_properties(device).shared_memory_per_multiprocessor
+    return max(1, min(REGISTERS // (256 * 32 * num_warps), shared // (shared_bytes + RESERVED_BYTES)))
 
 
 def multiprocessors(device: torch.device) -> int:
