@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
@@ -81,7 +83,8 @@ def test_pairs(chunk_size: int, strength: float, sizes: tuple[int, int, int, int
         beta=torch.randn_like(rows.beta).float(),
         products=of_keys.float(),
     )
-    dq, dk, dbeta, dg = pair_gradients(for_kernels(rows), of_queries.float(), before, launch=tree.launch)
+    added_to = replace(before, q=before.q.clone(), k=before.k.clone(), g=before.g.clone())
+    dq, dk, dbeta, dg = pair_gradients(for_kernels(rows), of_queries.float(), added_to, launch=tree.launch)
 
     q, k, g, beta = leaf(rows, "q", "k", "g", "beta")
     loss = torch.zeros((), dtype=torch.float64)

@@ -18,7 +18,7 @@ INTERPRETED = (
 )
 TYPES = {
     **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients", "dg", "da", "dbeta"], "*fp32"),
-    **dict.fromkeys(["da_q", "da_k", "dq_in", "dk_in", "dg_in", "db"], "*fp32"),
+    **dict.fromkeys(["da_q", "da_k", "db"], "*fp32"),
     **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
     **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
     "counts": "*i32",

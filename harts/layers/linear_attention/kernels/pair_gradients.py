@@ -12,7 +12,6 @@ place of 256 pairs, and of fla's `chunk_kda_bwd_intra`, which forms them one by 
 # pyright: reportMissingImports=false, reportIndexIssue=false, reportPossiblyUnboundVariable=false
 from __future__ import annotations
 
-import torch
 import triton
 import triton.language as tl
 from torch import Tensor
@@ -35,7 +34,7 @@ def _to_half(g, b_g, o_c, o_k, begin, rows, level, STRIDE: tl.constexpr, K: tl.c
 
 @triton.jit
 def _gradients(
-    q, k, g, beta, da_q, da_k, dq_in, dk_in, dg_in, dq, dk, dg, db, cu_seqlens, chunk_indices, num_rows,
+    q, k, g, beta, da_q, da_k, dq, dk, dg, db, cu_seqlens, chunk_indices, num_rows,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, BT: tl.constexpr, BC: tl.constexpr, BK: tl.constexpr,
     LEVELS: tl.constexpr,
 ):  # fmt: skip
@@ -126,10 +125,10 @@ def _gradients(
     tl.store(db + p_b, tl.sum(b_dk * b_k, 1), mask=m_t)
     b_dk *= b_b[:, None]
     p_k = (first * HV + head) * K + o_t[:, None] * (HV * K) + o_k[None, :]
-    b_dg = b_q * b_dq + (b_dk - b_dkt) * b_k + tl.load(dg_in + p_k, mask=m_tk, other=0.0)
+    b_dg = b_q * b_dq + (b_dk - b_dkt) * b_k + tl.load(dg + p_k, mask=m_tk, other=0.0)
     tl.store(dg + p_k, b_dg, mask=m_tk)
-    tl.store(dq + p_k, b_dq + tl.load(dq_in + p_k, mask=m_tk, other=0.0), mask=m_tk)
-    tl.store(dk + p_k, b_dk + b_dkt + tl.load(dk_in + p_k, mask=m_tk, other=0.0), mask=m_tk)
+    tl.store(dq + p_k, b_dq + tl.load(dq + p_k, mask=m_tk, other=0.0), mask=m_tk)
+    tl.store(dk + p_k, b_dk + b_dkt + tl.load(dk + p_k, mask=m_tk, other=0.0), mask=m_tk)
 
 
 BLOCK = 16
@@ -146,7 +145,7 @@ def pair_gradients(
     Args:
         rows: R rows.
         products: [1, R, HV, C] float32 gradients of `q k^T` under their decays, a row a token; zero above the diagonal.
-        found: The others, with the gradients of `beta k k^T`.
+        found: The others, with the gradients of `beta k k^T`. Those of queries, keys and decays are added to in place.
         launch: Of the R rows.
 
     Returns:
@@ -158,12 +157,11 @@ def pair_gradients(
     block = min(BLOCK, chunk_size)
     block_k = min(BLOCK_K, padded(key_width))
     tiles = triton.cdiv(key_width, block_k)
-    dq, dk, dg = torch.empty_like(found.q), torch.empty_like(found.k), torch.empty_like(found.g)
     dbeta = found.beta.new_empty(tiles, num_rows, num_heads)
     _gradients[(tiles * (chunk_size // block) * launch.slot_G.numel(), num_heads)](
-        rows.q, rows.k, rows.g, rows.beta, products, found.products, found.q, found.k, found.g, dq, dk, dg, dbeta,
+        rows.q, rows.k, rows.g, rows.beta, products, found.products, found.q, found.k, found.g, dbeta,
         launch.cu_seqlens, launch.chunk_indices, num_rows,
         H=num_key_heads, HV=num_heads, K=key_width, BT=chunk_size, BC=block, BK=block_k,
         LEVELS=block.bit_length() - 1, num_warps=NUM_WARPS, num_stages=NUM_STAGES,
     )  # fmt: skip
-    return dq, dk, dbeta.sum(0, keepdim=True).add_(found.beta), dg
+    return found.q, found.k, dbeta.sum(0, keepdim=True).add_(found.beta), found.g
