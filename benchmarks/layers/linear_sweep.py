@@ -71,8 +71,12 @@ def _gradient_shapes(
             "tile": f"{block_k or 128}x{block_v}",
             "warps": warps,
             "stages": stages,
-            **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},
+            **_times(found),
         }
+
+
+def _times(found: dict[str, float]) -> Row:
+    return {f"{tree} ms": round(ms, 3) for tree, ms in found.items()}
 
 
 def _pair_shapes(launches: dict[str, LaunchIndex]) -> Iterator[Row]:
@@ -84,7 +88,7 @@ def _pair_shapes(launches: dict[str, LaunchIndex]) -> Iterator[Row]:
             "channels": block_k,
             "warps": warps,
             "stages": stages,
-            **{f"{tree} ms": round(ms, 3) for tree, ms in found.items()},
+            **_times(found),
         }
 
 
@@ -164,7 +168,7 @@ def _shapes(name: str, direction: str, launches: dict[str, LaunchIndex]) -> Iter
             "tile": "x".join(map(str, blocks[:-1])),
             "warps": warps,
             "stages": stages,
-            **{f"{tree} ms": round(found[tree], 3) for tree in found},
+            **_times(found),
             "same bits": same,
         }
 
