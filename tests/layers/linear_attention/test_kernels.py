@@ -93,6 +93,7 @@ def test_delta_rule_compiles(gate: str, H: int, HV: int, K: int, V: int, backwar
     shape = getattr((delta_rule.BACKWARD if backward else delta_rule.FORWARD)[K], work)
     constants: dict[str, Any] = {"H": H, "HV": HV, "K": K, "V": V, "BT": 64, "BK": K, "BV": shape.block_v}
     constants |= {"USE_G": gate == "g", "USE_GK": gate == "gk", ("gk" if gate == "g" else "g"): None}
+    constants["SPREAD"] = 132 if shape.spread else 0
     if not backward:
         constants |= {"SAVE": True, "INTERPRETED": False}
     kernel = delta_rule._backward if backward else delta_rule._forward
@@ -166,6 +167,7 @@ def test_decays_compile(name: str, backward: bool):
     shape = decay_states.BACKWARD if backward else decay_states.FORWARD
     constants: dict[str, Any] = {"H": heads, "HV": value_heads, "K": key_width, "V": value_width, "BT": 64}
     constants |= {"BK": shape.block_k, "BV": shape.block_v, "USE_G": gate == "g", "USE_GAMMA": gate == "gamma"}
+    constants["SPREAD"] = 132 if shape.spread else 0
     constants["gamma" if gate == "g" else "g"] = None
     if not backward:
         constants["INTERPRETED"] = False

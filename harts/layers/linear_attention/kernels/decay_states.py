@@ -30,6 +30,7 @@ from harts.layers.linear_attention.kernels.queue import (
     hand_over,
     padded,
     resident_programs,
+    spread,
     take_work,
     ticket_and_flags,
 )
@@ -40,11 +41,11 @@ from harts.layout.launch import LaunchIndex
 def _forward(
     k, v, g, gamma, h, states, slot_of_chunk, queue, flags, ticket,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, INTERPRETED: tl.constexpr,
+    BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, SPREAD: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     NK: tl.constexpr = (K + BK - 1) // BK
     TILES: tl.constexpr = NK * ((V + BV - 1) // BV)
-    _, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES)
+    _, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES, SPREAD)
     o_k = (i_tile % NK) * BK + tl.arange(0, BK)
     o_v = (i_tile // NK) * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -99,11 +100,11 @@ def _forward(
 def _backward(
     q, g, gamma, do, dh, start_gradients, slot_of_chunk, queue, slot_offsets, slot_runs, counts, ticket, scale,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr, BK: tl.constexpr,
-    BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr,
+    BV: tl.constexpr, USE_G: tl.constexpr, USE_GAMMA: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     NK: tl.constexpr = (K + BK - 1) // BK
     TILES: tl.constexpr = NK * ((V + BV - 1) // BV)
-    run, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES)
+    run, i_h, i_tile, begin, rows, first_chunk, start = take_work(ticket, queue, HV, TILES, SPREAD)
     o_k = (i_tile % NK) * BK + tl.arange(0, BK)
     o_v = (i_tile // NK) * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -155,8 +156,8 @@ def _backward(
         hand_back(b_dh, p_d, m_kv, counts + (start * HV + i_h) * TILES + i_tile)
 
 
-FORWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
-BACKWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3)
+FORWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3, spread=True)
+BACKWARD = LaunchShape(block_k=64, block_v=64, num_warps=4, num_stages=3, spread=True)
 SHARED_BYTES = 60 * 1024
 """Shared memory of a backward program at most; tests compile them."""
 
@@ -195,8 +196,8 @@ def tree_states(k: Tensor, v: Tensor, decay: ChunkDecay, *, launch: LaunchIndex,
     _forward[(launch.num_runs * work,)](
         k, v, decay.g, decay.gamma, h, states, launch.slot_G, launch.forward_queue, flags, ticket,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, **blocks,
-        USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, INTERPRETED=triton.knobs.runtime.interpret,
-        num_warps=shape.num_warps, num_stages=shape.num_stages,
+        USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, SPREAD=spread(shape, k.device),
+        INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     return h
 
@@ -231,8 +232,8 @@ def tree_state_gradients(
         q, decay.g, decay.gamma, do, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, **blocks,
-        USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        USE_G=decay.g is not None, USE_GAMMA=decay.gamma is not None, SPREAD=spread(shape, q.device),
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     return dh
 

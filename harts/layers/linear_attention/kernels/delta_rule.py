@@ -31,6 +31,7 @@ from harts.layers.linear_attention.kernels.queue import (
     hand_over,
     multiprocessors,
     padded,
+    spread,
     take_work,
     ticket_and_flags,
 )
@@ -42,10 +43,10 @@ def _forward(
     k, u, w, v_new, g, gk, h, states, slot_of_chunk, queue, flags, ticket,
     H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
     BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr, SAVE: tl.constexpr,
-    INTERPRETED: tl.constexpr,
+    SPREAD: tl.constexpr, INTERPRETED: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    _, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV)
+    _, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV, SPREAD)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -114,10 +115,10 @@ def _forward(
 def _backward(
     q, k, w, g, gk, do, dv, dv2, dh, start_gradients, slot_of_chunk, queue, slot_offsets, slot_runs, counts, ticket,
     scale, H: tl.constexpr, HV: tl.constexpr, K: tl.constexpr, V: tl.constexpr, BT: tl.constexpr,
-    BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr,
+    BK: tl.constexpr, BV: tl.constexpr, USE_G: tl.constexpr, USE_GK: tl.constexpr, SPREAD: tl.constexpr,
 ):  # fmt: skip
     NV: tl.constexpr = (V + BV - 1) // BV
-    run, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV)
+    run, i_h, i_v, begin, rows, first_chunk, start = take_work(ticket, queue, HV, NV, SPREAD)
     o_k = tl.arange(0, BK)
     o_v = i_v * BV + tl.arange(0, BV)
     m_k, m_v = o_k < K, o_v < V
@@ -208,7 +209,7 @@ class LaunchShapes:
 FORWARD = {
     128: LaunchShapes(
         few=LaunchShape(block_v=32, num_warps=4, num_stages=4),
-        many=LaunchShape(block_v=32, num_warps=4, num_stages=2),
+        many=LaunchShape(block_v=32, num_warps=4, num_stages=2, spread=True),
     ),
     256: LaunchShapes(
         few=LaunchShape(block_v=32, num_warps=4, num_stages=2),
@@ -263,7 +264,8 @@ def tree_states(rows: DeltaRuleRows, u: Tensor, *, launch: LaunchIndex, save_val
         rows.k, u, rows.w, values, rows.g, rows.gk, h, states, launch.slot_G, launch.forward_queue, flags, ticket,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
         BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, SAVE=save_values,
-        INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps, num_stages=shape.num_stages,
+        SPREAD=spread(shape, u.device), INTERPRETED=triton.knobs.runtime.interpret, num_warps=shape.num_warps,
+        num_stages=shape.num_stages,
     )  # fmt: skip
     return (h,) if values is None else (h, values)
 
@@ -297,8 +299,8 @@ def tree_state_gradients(
         q, rows.k, rows.w, rows.g, rows.gk, do, dv, total_dv, dh, start_gradients, launch.slot_G, queue,
         launch.slot_offsets, launch.slot_runs, counts, ticket, scale,
         H=num_key_heads, HV=num_heads, K=key_width, V=value_width, BT=launch.chunk_size, BK=padded(key_width),
-        BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, num_warps=shape.num_warps,
-        num_stages=shape.num_stages,
+        BV=shape.block_v, USE_G=rows.g is not None, USE_GK=rows.gk is not None, SPREAD=spread(shape, q.device),
+        num_warps=shape.num_warps, num_stages=shape.num_stages,
     )  # fmt: skip
     return dh, total_dv
 

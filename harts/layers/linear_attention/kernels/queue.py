@@ -16,13 +16,39 @@ import torch
 import triton
 import triton.language as tl
 from torch import Tensor
+from triton.language.extra.cuda import smid
 
 from harts.layout.launch import LaunchIndex
 
 
 @triton.jit
-def take_work(ticket, queue, HEADS: tl.constexpr, TILES: tl.constexpr):
-    """Run, head, tile, first row, rows, first chunk and start slot (or -1) of the next piece of work."""
+def wait_for_turn(ticket, SPREAD: tl.constexpr, PATIENCE: tl.constexpr = 32):
+    """Leave the first tickets to programs that are the first on their multiprocessor, of which there are `SPREAD`.
+
+    The longest runs come first, and two programs of one of them on the same multiprocessor take twice as long. Nothing
+    depends on it: patience ends, as where there are fewer multiprocessors.
+    """
+    before = tl.atomic_add(ticket + 1 + smid() % SPREAD, 1, sem="relaxed")
+    taken = 0
+    looked = 0
+    while (before > 0) & (taken < SPREAD) & (looked < PATIENCE):
+        taken = tl.atomic_add(ticket, 0, sem="relaxed")
+        looked += 1
+
+
+@triton.jit
+def take_work(ticket, queue, HEADS: tl.constexpr, TILES: tl.constexpr, SPREAD: tl.constexpr):
+    """Run, head, tile, first row, rows, first chunk and start slot (or -1) of the next piece of work.
+
+    Args:
+        ticket, queue: Of `ticket_and_flags` and a `LaunchIndex`.
+        HEADS, TILES: Of each run.
+        SPREAD: Multiprocessors over which to spread the first pieces; 0 to leave it.
+    """
+    if SPREAD > 0:  # noqa: SIM102 - decided while compiling
+        # Programs start in the order of their numbers: later ones find the first pieces taken.
+        if tl.program_id(0) < 8 * SPREAD:
+            wait_for_turn(ticket, SPREAD)
     number = tl.atomic_add(ticket, 1, sem="relaxed")
     tile = number % TILES
     head = (number // TILES) % HEADS
@@ -91,20 +117,31 @@ class LaunchShape:
     num_warps: int
     num_stages: int
     """Chunks in flight."""
+    spread: bool = False
+    """Whether the first pieces of work are spread over multiprocessors, where more than one program fits on one."""
 
 
 REGISTERS = 65_536
 """Of a multiprocessor, on all NVIDIA GPUs that Triton compiles for."""
 RESERVED_BYTES = 1024
 """Shared memory that CUDA keeps of each program."""
-TICKET = 4
-"""Elements before the flags, the first of which is the ticket: flags begin at an aligned address."""
+ALIGNED = 4
+"""Elements: flags begin at an aligned address."""
 
 
 def ticket_and_flags(num_flags: int, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Two int32 views of one tensor of zeros: one launch clears both."""
-    zeros = torch.zeros(TICKET + num_flags, dtype=torch.int32, device=device)
-    return zeros, zeros[TICKET:]
+    """Two int32 views of one tensor of zeros: one launch clears both.
+
+    The first one begins with the ticket, and with what every multiprocessor counts.
+    """
+    before = -(-(1 + multiprocessors(device)) // ALIGNED) * ALIGNED
+    zeros = torch.zeros(before + num_flags, dtype=torch.int32, device=device)
+    return zeros, zeros[before:]
+
+
+def spread(shape: LaunchShape, device: torch.device) -> int:
+    """Multiprocessors over which programs spread the first pieces of work; 0 where they do not, or are interpreted."""
+    return multiprocessors(device) if shape.spread and not triton.knobs.runtime.interpret else 0
 
 
 def backward_queue(launch: LaunchIndex, programs: int, device: torch.device, *, resident: int = 1) -> Tensor:
