@@ -15,8 +15,9 @@ def variants(head_width: int, value_width: int) -> dict[str, Tiles]:
         found[f"forward {tiles.forward[0]}x{keys}"] = replace(tiles, forward=(tiles.forward[0], keys))
     if head_width == value_width:
         found["forward heads apart"] = replace(tiles, pack_gqa=False)
-    queries = 192 - tiles.backward_queries  # 64 or 128
-    found[f"backward lists of {queries}"] = replace(tiles, backward_queries=queries)
+    found["backward looked up" if tiles.intervals else "backward in intervals"] = replace(
+        tiles, intervals=not tiles.intervals
+    )
     return found | _backward(tiles, head_width)
 
 
@@ -28,10 +29,7 @@ def _backward(tiles: Tiles, head_width: int) -> dict[str, Tiles]:
     if head_width == 128:
         # What the package takes without a causal mask.
         wide = replace(own, m_block_size=80, dQ_swapAB=True)
-        return {
-            "backward 80x128": replace(tiles, backward=wide, backward_queries=80),
-            "backward 80x128, lists of 160": replace(tiles, backward=wide, backward_queries=160),
-        }
+        return {"backward 80x128": replace(tiles, backward=wide)}
     if head_width == 192:
         return {"backward 64x96, 3 groups": replace(tiles, backward=replace(own, AtomLayoutNdKV=3, num_wg=3))}
     single = replace(own, n_block_size=64, num_stages_Q=1)

@@ -18,6 +18,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+GROUPS = 8
+"""Groups of rows by length."""
 INDEX_PADDING = 256
 """Entries behind the last token in what kernels index. Kernels also load for what fills up the last tile, which they
 drop afterwards; no tile is larger than this."""
@@ -43,10 +45,15 @@ class BlockLists:
     """[rows] int32. Blocks of the row with visible pairs only."""
     full_index: Tensor
     """[rows, most full blocks of a row, at least 1] int32."""
+    order: Tensor
+    """[rows] int32. Every row once, longest first in groups, as rows come inside a group: one group lists at least half
+    as many blocks as its longest row, so that rows of equal length stay neighbours, which read the same keys."""
+    group_ends: Tensor
+    """[GROUPS] int32. Where each group ends in `order`; the last one takes what is left, and may be empty."""
 
     def to(self, device: torch.device) -> BlockLists:
         """The same lists on another device."""
-        names = ("partial_count", "partial_index", "full_count", "full_index")
+        names = ("partial_count", "partial_index", "full_count", "full_index", "order", "group_ends")
         return replace(self, **{name: getattr(self, name).to(device, non_blocking=True) for name in names})
 
 
@@ -140,6 +147,7 @@ def block_lists(
     partial, full = (np.zeros((rows, max(1, int(widest))), dtype=np.int32) for widest in count.max(axis=1))
     count[:] = 0
     list_blocks(subtree_end_T, position_T, sizes, by_key, count, partial, full)
+    order, group_ends = longest_first(count.sum(axis=0))
     return BlockLists(
         block_size=block_size,
         by_key=by_key,
@@ -147,7 +155,28 @@ def block_lists(
         partial_index=torch.from_numpy(partial),
         full_count=torch.from_numpy(count[1].copy()),
         full_index=torch.from_numpy(full),
+        order=torch.from_numpy(order),
+        group_ends=torch.from_numpy(group_ends),
     )
+
+
+def longest_first(length: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """`order` and `group_ends` of `BlockLists` for rows of these lengths.
+
+    Example:
+        >>> order, group_ends = longest_first(np.array([1, 9, 5, 10], dtype=np.int32))
+        >>> order.tolist(), group_ends.tolist()
+        ([1, 2, 3, 0], [3, 4, 4, 4, 4, 4, 4, 4])
+    """
+    order = np.argsort(-length, kind="stable")
+    sorted_length, ends, begin = length[order], [], 0
+    for _ in range(GROUPS - 1):
+        end = begin + int(np.count_nonzero(2 * sorted_length[begin:] >= sorted_length[begin : begin + 1]))
+        order[begin:end].sort()
+        ends.append(end)
+        begin = end
+    order[begin:].sort()
+    return order.astype(np.int32), np.array([*ends, length.size], dtype=np.int32)
 
 
 def _padded(values_T: NDArray[np.int64]) -> Tensor:

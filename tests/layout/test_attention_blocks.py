@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import doctest
+import itertools
 import time
 
 import numpy as np
@@ -14,7 +15,14 @@ from numpy.typing import NDArray
 
 import harts.layout.attention_blocks
 from harts.data import TrajectoryBatch
-from harts.layout.attention_blocks import INDEX_PADDING, BlockLists, attention_blocks, block_lists
+from harts.layout.attention_blocks import (
+    GROUPS,
+    INDEX_PADDING,
+    BlockLists,
+    attention_blocks,
+    block_lists,
+    longest_first,
+)
 from harts.layout.packed import LayoutNeeds, pack
 from harts.tree import build_prefix_tree
 from tests.cases import CASES, Case, trajectories_of
@@ -69,6 +77,16 @@ def check(end: NDArray[np.int64], position: NDArray[np.int64], size: tuple[int, 
     for by_key in (False, True):
         actual = listed(block_lists(end, position, block_size=size, window=window, by_key=by_key))
         assert actual == expected_rows(mask, size, by_key)
+        if by_key and window is None:
+            check_intervals(*actual)
+
+
+def check_intervals(partial: list[list[int]], full: list[list[int]]):
+    """What the backward pass counts on: the queries of a key block are an interval, the full ones another inside."""
+    for some, whole in zip(partial, full, strict=True):
+        blocks = sorted(some + whole)
+        assert blocks == list(range(blocks[0], blocks[-1] + 1))
+        assert not whole or whole == list(range(whole[0], whole[-1] + 1))
 
 
 @pytest.mark.parametrize("window", WINDOWS)
@@ -114,9 +132,21 @@ def test_what_kernels_index():
         assert padded.dtype == torch.int32
         assert padded.tolist() == values.tolist() + [0] * INDEX_PADDING
     moved = blocks.to(torch.device("meta"))
-    tensors = [moved.subtree_end_T, moved.position_T]
+    tensors = [moved.subtree_end_T, moved.position_T, moved.forward.order, moved.backward.group_ends]
     tensors += [x for lists in (moved.forward, moved.backward) for x in (lists.partial_index, lists.full_count)]
     assert all(tensor.is_meta for tensor in tensors)
+
+
+@given(length=st.lists(st.integers(0, 2000), min_size=1, max_size=300))
+def test_rows_are_ordered_in_groups_of_about_equal_length(length: list[int]):
+    order, ends = longest_first(np.array(length, dtype=np.int32))
+    assert sorted(order.tolist()) == list(range(len(length)))
+    assert ends.size == GROUPS and ends[-1] == len(length)
+    groups = [part.tolist() for part in np.split(order, ends[:-1])]
+    assert all(group == sorted(group) for group in groups)
+    sizes = [[length[row] for row in group] for group in groups if group]
+    assert all(2 * min(group) >= max(group) for group in sizes[: GROUPS - 1])
+    assert all(min(earlier) >= max(later) for earlier, later in itertools.pairwise(sizes))
 
 
 def test_window_of_nothing_is_refused():
