@@ -23,11 +23,11 @@ from harts.cli.model_names import find_costs
 from harts.data import Trajectory
 from harts.data.exchange import ThreadExchange, run_in_threads
 from harts.data.ragged import ranges
-from harts.data.redistribute import gather_records, redistribute
+from harts.data.redistribute import bits_to_move, gather_records, redistribute
+from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import make_plan
 from harts.plan.simulate import per_call
 from harts.plan.size import size_of_tree
-from harts.train.ranks import running_ranks
 from harts.tree import PrefixTree, tree_from_lcp
 from harts.tree.across_ranks import sort_across_ranks
 from harts.tree.identities import TokenIdentities
@@ -63,9 +63,10 @@ def main() -> None:
 
 
 def measure(trajectories: int) -> Iterator[tuple[Row, Row]]:
-    """What the tree takes, and the moves after it, for two shapes of about 10,000 tokens a trajectory and one of 200,
+    """What the tree takes, and the moves after it, for three shapes of about 10,000 tokens a trajectory and one of 200,
     each dealt in two ways."""
     shapes = (
+        ("16 of a prompt, a small step", siblings(512 if trajectories > 512 else trajectories, 10_000), 16),
         ("16 of a prompt", siblings(trajectories, 10_000), 16),
         ("one a call", per_call(trajectories), 160),
         ("16 short ones of a prompt", siblings(10 * trajectories, 200), 16),
@@ -147,14 +148,18 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
         size_of_tree(tree, chunk_size=costs.chunk_size, windows=costs.windows), windows=costs.windows
     )
     plan = make_plan(tree, max_tokens_per_microbatch=MAX_TOKENS, cost=cost, ranks=RANKS, barrier=False)
-    target_N, length_N = running_ranks(plan), np.empty_like(rank_N)
+    length_N = np.empty_like(rank_N)
     length_N[tree.order_N] = tree.length_N
     ids = np.split(tokens_F, np.cumsum(length_N)[:-1])
+    by_chance = int((running_ranks(plan) != rank_N).sum())
 
-    def work(exchange: ThreadExchange) -> tuple[int, int, int, float]:
+    def work(exchange: ThreadExchange) -> tuple[int, int, int, int, float]:
         numbers = np.flatnonzero(rank_N == exchange.rank)
         own = [trained_at_end(ids[number]) for number in numbers]
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
+        bits_N, bits_per_token = bits_to_move(records)
+        near = run_where_held(plan, tree, Holdings(rank_N=rank_N, bits_N=bits_N, bits_per_token=bits_per_token))
+        target_N = running_ranks(near)
         before, begin = exchange.bytes_received, time.thread_time()
         here = redistribute(own, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
         seconds = time.thread_time() - begin
@@ -163,11 +168,13 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
             raise SystemExit(f"Rank {exchange.rank} got other tokens than were sent.")
         come = ran[rank_N[ran] != exchange.rank]
         tokens, trained = int(length_N[come].sum()), sum(records.with_stream) * int(records.count_N[come].sum())
-        return exchange.bytes_received - before, 4 * tokens, tokens // 8 + 8 * trained, seconds
+        received = exchange.bytes_received - before
+        return received, 4 * tokens, tokens // 8 + 8 * trained, come.size, seconds
 
-    received, ids_whole, rest, seconds = np.array(run_in_threads(RANKS, work)).T
+    received, ids_whole, rest, come, seconds = np.array(run_in_threads(RANKS, work)).T
     return {
-        "that move": int((target_N != rank_N).sum()),
+        "that move": int(come.sum()),
+        "with ranks numbered by chance": by_chance,
         "MB received a rank, whole": (ids_whole + rest).mean() / 1e6,
         "MB received a rank": received.mean() / 1e6,
         "MB of ids, whole": ids_whole.mean() / 1e6,

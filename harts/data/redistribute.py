@@ -107,6 +107,18 @@ def gather_records(
     )
 
 
+def bits_to_move(records: TrajectoryRecords) -> tuple[NDArray[np.int64], int]:
+    """What a trajectory takes that runs elsewhere than it lives.
+
+    Returns:
+        `[N]` int64, by number: bits beside its tokens, with the log-probs that come back; and bits of each token that
+        the receiver does not hold.
+    """
+    routes = 0 if records.routes_shape is None else records.routes_shape[0] * records.routes_shape[1]
+    per_token = (64 if records.wide_ids else 32) + 64 * records.with_share_key + 32 * routes
+    return records.length_N + 64 * (sum(records.with_stream) + 1) * records.count_N, per_token
+
+
 def redistribute(
     trajectories: Sequence[Trajectory],
     exchange: Exchange,

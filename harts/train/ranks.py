@@ -15,13 +15,14 @@ from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.exchange import Exchange
-from harts.data.redistribute import TrajectoryRecords, gather_records, redistribute, return_values
+from harts.data.redistribute import TrajectoryRecords, bits_to_move, gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
 from harts.objective.normalization import token_shares
 from harts.objective.requirements import check_streams
 from harts.objective.streams import Objective
 from harts.plan.agreement import check_agreement
+from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import Microbatch, Plan, make_plan
 from harts.routers import count_step_load
 from harts.step import StepResult, accumulate_gradients, forward_logprobs
@@ -148,20 +149,22 @@ def _place(
     found = prefix_tree_across_ranks(
         trajectories, exchange, numbers=numbers, check=partial(_check_fit, model, objective)
     )
+    if objective is None:
+        trajectories = [_without_streams(trajectory) for trajectory in trajectories]
+    tree = found.tree
+    records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
     plan = make_plan(
-        found.tree,
+        tree,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
         cost=model.cost,
         ranks=exchange.ranks,
         barrier=False,  # ranks wait for each other once, when gradients are summed
         sharing=execution == "tree",
     )
+    bits_N, bits_per_token = bits_to_move(records)
+    plan = run_where_held(plan, tree, Holdings(rank_N=found.rank_N, bits_N=bits_N, bits_per_token=bits_per_token))
     check_agreement(plan, exchange)
-    if objective is None:
-        trajectories = [_without_streams(trajectory) for trajectory in trajectories]
-    records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
     target_N = running_ranks(plan)
-    tree = found.tree
     here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
     step = _own_step(here, records, tree, plan=plan, rank=exchange.rank) if here else None
     return _PlacedStep(step=step, records=records, target_N=target_N)
@@ -177,15 +180,6 @@ def _check_fit(model: TreeModel, objective: Objective | None, batch: TrajectoryB
 
 def _without_streams(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, advantages=np.zeros(len(trajectory)), sampling_logprobs=None, ref_logprobs=None)
-
-
-def running_ranks(plan: Plan) -> NDArray[np.int64]:
-    """[N] int64, by number. Rank that runs each trajectory of a plan."""
-    members = [[number for microbatch in rank for number in microbatch.trajectories] for rank in plan.slots]
-    target_N = np.empty(sum(map(len, members)), dtype=np.int64)
-    for rank, numbers in enumerate(members):
-        target_N[numbers] = rank
-    return target_N
 
 
 def _own_step(
