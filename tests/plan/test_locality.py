@@ -53,9 +53,9 @@ def sent(
         numbers = np.flatnonzero(rank_N == exchange.rank)
         own = [trajectories[i] for i in numbers]
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
-        before = exchange.bytes_received
+        before = exchange.bytes_received + 8 * (exchange.ranks - 1)  # whether log-probs are wide
         redistribute(own, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
-        values_P = np.full(records.count_N[target_N == exchange.rank].sum(), 0.1)
+        values_P = np.full(records.count_N[target_N == exchange.rank].sum(), 0.5)
         return_values(values_P, exchange, records, target_N)
         return exchange.bytes_received - before, records
 
