@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.exchange import Exchange
+from harts.data.fail_together import FailTogether
 from harts.data.redistribute import TrajectoryRecords, bits_to_move, gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
@@ -60,25 +61,27 @@ def train_step_across_ranks(
     Raises:
         ValueError: On all ranks: as `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks
             differ. What is wrong with a trajectory is said by the rank that holds it; the others name that rank.
+        RankFailedError: If another rank raised something else. Gradients are then those of a part of the step.
     """
     begin = time.perf_counter()
-    placed = _place(
-        model,
-        trajectories,
-        exchange,
-        objective=objective,
-        numbers=numbers,
-        execution=execution,
-        max_tokens_per_microbatch=max_tokens_per_microbatch,
-    )
-    records, step = placed.records, placed.step
-    share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
-    model = _with_load(model, step, exchange)
-    result = _nothing(model)
-    if step is not None:
-        loss_weight_P = share_N[placed.target_N == exchange.rank][step.batch.trajectory_P]
-        result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
-    logprobs_P = return_values(result.logprobs_P, exchange, records, placed.target_N)
+    with FailTogether(exchange) as together:
+        placed = _place(
+            model,
+            trajectories,
+            together,
+            objective=objective,
+            numbers=numbers,
+            execution=execution,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
+        records, step = placed.records, placed.step
+        share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
+        model = _with_load(model, step, together)
+        result = _nothing(model)
+        if step is not None:
+            loss_weight_P = share_N[placed.target_N == exchange.rank][step.batch.trajectory_P]
+            result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
+        logprobs_P = return_values(result.logprobs_P, together, records, placed.target_N)
     return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
 
 
@@ -108,18 +111,21 @@ def compute_logprobs_across_ranks(
 
     Raises:
         ValueError: On all ranks, as `train_step_across_ranks`.
+        RankFailedError: As `train_step_across_ranks`.
     """
-    placed = _place(
-        model,
-        trajectories,
-        exchange,
-        objective=None,
-        numbers=numbers,
-        execution=execution,
-        max_tokens_per_microbatch=max_tokens_per_microbatch,
-    )
-    logprobs_P = np.zeros(0) if placed.step is None else forward_logprobs(model, placed.step)
-    return return_values(logprobs_P, exchange, placed.records, placed.target_N)
+    with FailTogether(exchange) as together:
+        placed = _place(
+            model,
+            trajectories,
+            together,
+            objective=None,
+            numbers=numbers,
+            execution=execution,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
+        logprobs_P = np.zeros(0) if placed.step is None else forward_logprobs(model, placed.step)
+        returned_P = return_values(logprobs_P, together, placed.records, placed.target_N)
+    return returned_P
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from harts.data import Trajectory
 from harts.data.exchange import Exchange, run_in_threads
 from harts.models.tiny import tiny_model
 from harts.testing import assert_gradients_close, float64_throughout, gradients
+from harts.train import ranks as stages
 from harts.train.ranks import train_step_across_ranks
 from tests.cases import trajectories_of
 from tests.routing import tiny_moe
@@ -103,3 +105,60 @@ def test_all_ranks_raise_what_one_finds_wrong():
     messages = run_in_threads(3, work)
     assert "9999" in messages[2]
     assert all("Ranks [2] found their trajectories wrong" in message for message in messages[:2])
+
+
+class Fails(torch.autograd.Function):
+    """Passes its input on, and raises on the way back."""
+
+    @staticmethod
+    def forward(ctx: object, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the backward pass")
+
+
+def fail_in(model: harts.TreeModel, where: str) -> None:
+    """Let a model's passes raise."""
+
+    def hook(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        if where == "the forward pass":
+            raise torch.OutOfMemoryError("in the forward pass")
+        return Fails.apply(output)  # type: ignore[return-value]
+
+    model.module.get_input_embeddings().register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("where", ["the plan", "the numbering", "sending", "the forward pass", "the backward pass"])
+def test_no_rank_waits_for_one_that_fails(monkeypatch: pytest.MonkeyPatch, where: str):
+    """Rank 1 raises its own error, the others what it told them; then all take the next step."""
+    models = [prepared("qwen3") for _ in range(3)]
+    spare = prepared("qwen3")
+    failing = threading.local()
+    patched = {"the plan": "make_plan", "the numbering": "run_where_held", "sending": "redistribute"}.get(where)
+    if patched is None:
+        fail_in(models[1], where)
+    else:
+        done = getattr(stages, patched)
+
+        def fails(*args: object, **options: object) -> object:
+            if failing.rank == 1:
+                raise MemoryError(f"in {where}")
+            return done(*args, **options)
+
+        monkeypatch.setattr(stages, patched, fails)
+
+    def work(exchange: Exchange) -> str:
+        failing.rank = exchange.rank
+        model = models[exchange.rank]
+        with pytest.raises(RuntimeError if patched is None else (RuntimeError, MemoryError)) as caught:
+            run(exchange, model, "worked_example", "tree")
+        failing.rank = None
+        found = run(exchange, spare if exchange.rank == 1 else model, "worked_example", "tree")
+        assert found["microbatches"] > 0
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    said = run_in_threads(3, work)
+    assert said[1].endswith(f"Error: in {where}")
+    assert said[0] == said[2] == f"RankFailedError: Rank 1 failed: {said[1]}"
