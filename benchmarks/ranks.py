@@ -28,6 +28,7 @@ from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import make_plan
 from harts.plan.simulate import per_call
 from harts.plan.size import size_of_tree
+from harts.plan.swaps import swap_home
 from harts.tree import PrefixTree, tree_from_lcp
 from harts.tree.across_ranks import sort_across_ranks
 from harts.tree.identities import TokenIdentities
@@ -153,12 +154,16 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
     ids = np.split(tokens_F, np.cumsum(length_N)[:-1])
     by_chance = int((running_ranks(plan) != rank_N).sum())
 
-    def work(exchange: ThreadExchange) -> tuple[NDArray[np.int64], float]:
+    def work(exchange: ThreadExchange) -> tuple[NDArray[np.int64], float, float]:
         numbers = np.flatnonzero(rank_N == exchange.rank)
         own = [trained_at_end(ids[number], number) for number in numbers]
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
         bits_N, bits_per_token = bits_to_move(records)
-        near = run_where_held(plan, tree, Holdings(rank_N=rank_N, bits_N=bits_N, bits_per_token=bits_per_token))
+        holdings = Holdings(rank_N=rank_N, bits_N=bits_N, bits_per_token=bits_per_token)
+        begin = time.thread_time()
+        numbered = run_where_held(plan, tree, holdings)
+        near = swap_home(numbered, tree, holdings, cost=cost)
+        placing = time.thread_time() - begin
         target_N = running_ranks(near)
         before, begin = exchange.bytes_received, time.thread_time()
         here = redistribute(own, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
@@ -171,12 +176,14 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
         masks, streams = tokens // 8, [form for form in records.formats.values() if form.is_sent]
         values = sum(np.dtype(f.dtype).itemsize * f.sizes(records.count_N[come]).sum() for f in streams)
         whole = 4 * tokens, masks + 8 * len(streams) * trained
-        return np.array([come.size, received, *whole, masks + values]), seconds
+        stay = (running_ranks(numbered) == rank_N)[numbers].sum()
+        return np.array([come.size, numbers.size - stay, received, *whole, masks + values]), placing, seconds
 
-    counts, seconds = zip(*run_in_threads(RANKS, work), strict=True)
-    come, received, ids_whole, streams_whole, streams = np.array(counts).T
+    counts, placing, seconds = zip(*run_in_threads(RANKS, work), strict=True)
+    come, numbered, received, ids_whole, streams_whole, streams = np.array(counts).T
     return {
         "that move": int(come.sum()),
+        "without swaps": int(numbered.sum()),
         "with ranks numbered by chance": by_chance,
         "MB received a rank, whole": (ids_whole + streams_whole).mean() / 1e6,
         "MB received a rank": received.mean() / 1e6,
@@ -185,7 +192,8 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
         "MB of masks and streams, whole": streams_whole.mean() / 1e6,
         "MB of masks and streams": streams.mean() / 1e6,
         "MB, most": received.max() / 1e6,
-        "CPU s, slowest rank": max(seconds),
+        "CPU s to number and swap": max(placing),
+        "CPU s to move": max(seconds),
     }
 
 

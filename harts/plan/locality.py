@@ -66,13 +66,13 @@ def run_where_held(plan: Plan, tree: PrefixTree, holdings: Holdings) -> Plan:
     """
     column_N = running_ranks(plan)
     if plan.ranks <= EXACT_RANKS:
-        weight_CR = np.zeros(plan.ranks**2)
-        for pair, bits in _bits_in_common(tree, column_N, holdings, plan.ranks, most_pairs=plan.ranks**2):
-            weight_CR += np.bincount(pair, weights=bits, minlength=plan.ranks**2)
-        # Sums of whole numbers below 2^53, so exact.
-        rank_C = assign_best(weight_CR.astype(np.int64).reshape(plan.ranks, plan.ranks))
+        weight_CR = np.zeros(plan.ranks**2, dtype=np.int64)
+        for pair, bits in bits_in_common(tree, column_N, holdings, shape=(plan.ranks, plan.ranks)):
+            np.add.at(weight_CR, pair, bits)
+        rank_C = assign_best(weight_CR.reshape(plan.ranks, plan.ranks))
     else:
-        pairs, bits = zip(*_bits_in_common(tree, column_N, holdings, plan.ranks, most_pairs=MOST_PAIRS), strict=True)
+        found = bits_in_common(tree, column_N, holdings, shape=(plan.ranks, plan.ranks), most_pairs=MOST_PAIRS)
+        pairs, bits = zip(*found, strict=True)
         pair_Q, place = np.unique(np.concatenate(pairs), return_inverse=True)
         heaviest_Q = np.argsort(-np.bincount(place, weights=np.concatenate(bits)), kind="stable")
         rank_C = assign_greedily(*np.divmod(pair_Q[heaviest_Q], plan.ranks), plan.ranks)
@@ -88,25 +88,45 @@ def running_ranks(plan: Plan) -> NDArray[np.int64]:
     return target_N
 
 
-def _bits_in_common(
-    tree: PrefixTree, column_N: NDArray[np.int64], holdings: Holdings, ranks: int, *, most_pairs: int
+def bits_in_common(
+    tree: PrefixTree,
+    part_N: NDArray[np.int64],
+    holdings: Holdings,
+    *,
+    shape: tuple[int, int],
+    most_pairs: int | None = None,
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """What a rank need not receive of a column: pairs, as `column * ranks + rank`, and bits that add up."""
-    yield column_N * ranks + holdings.rank_N, holdings.bits_N
-    column_I, column_offsets = _parts_of_segments(tree, column_N[tree.order_N])
+    """What a rank need not receive of a part of the step, because it has it; but for what is the same for all parts or
+    for all ranks.
+
+    Args:
+        tree: Of the step.
+        part_N: [N] int64, by number. Part of each trajectory, such as a column of a plan.
+        holdings: Of all ranks.
+        shape: How many parts and ranks there are.
+        most_pairs: Leave out tokens that more pairs of a part and a rank have in common. None counts all.
+
+    Yields:
+        Pairs, as `part * ranks + rank`, and bits that add up, both [Q] int64.
+    """
+    num_parts, ranks = shape
+    yield part_N * ranks + holdings.rank_N, holdings.bits_N
+    part_I, part_offsets = _parts_of_segments(tree, part_N[tree.order_N])
     rank_I, rank_offsets = _parts_of_segments(tree, holdings.rank_N[tree.order_N])
-    columns_S, ranks_S = np.diff(column_offsets), np.diff(rank_offsets)
-    pairs_S = columns_S * ranks_S
-    # What all columns need or all ranks hold moves as often in any order.
-    counted = np.flatnonzero((pairs_S <= most_pairs) & (columns_S < ranks) & (ranks_S < ranks))
+    parts_S, ranks_S = np.diff(part_offsets), np.diff(rank_offsets)
+    pairs_S = parts_S * ranks_S
+    is_counted_S = (parts_S < num_parts) & (ranks_S < ranks)
+    if most_pairs is not None:
+        is_counted_S &= pairs_S <= most_pairs
+    counted = np.flatnonzero(is_counted_S)
     bits_S = holdings.bits_per_token * (tree.end_S - tree.start_S)
     ends = np.cumsum(pairs_S[counted])
     for some in np.split(counted, np.flatnonzero(np.diff(ends // PAIRS_AT_ONCE)) + 1):
-        # Each column of a segment, as often as ranks hold the segment, beside those ranks.
-        each = ranges(column_offsets[some], columns_S[some])
-        segment = np.repeat(some, columns_S[some])
+        # Each part of a segment, as often as ranks hold the segment, beside those ranks.
+        each = ranges(part_offsets[some], parts_S[some])
+        segment = np.repeat(some, parts_S[some])
         held = rank_I[ranges(rank_offsets[segment], ranks_S[segment])]
-        yield np.repeat(column_I[each], ranks_S[segment]) * ranks + held, np.repeat(bits_S[segment], ranks_S[segment])
+        yield np.repeat(part_I[each], ranks_S[segment]) * ranks + held, np.repeat(bits_S[segment], ranks_S[segment])
 
 
 def _parts_of_segments(tree: PrefixTree, part_N: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

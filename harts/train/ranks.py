@@ -25,6 +25,7 @@ from harts.objective.streams import Objective
 from harts.plan.agreement import check_agreement
 from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import Microbatch, Plan, make_plan
+from harts.plan.swaps import swap_home
 from harts.routers import count_step_load
 from harts.step import StepResult, accumulate_gradients, forward_logprobs
 from harts.tree import PrefixTree
@@ -168,7 +169,8 @@ def _place(
         sharing=execution == "tree",
     )
     bits_N, bits_per_token = bits_to_move(records)
-    plan = run_where_held(plan, tree, Holdings(rank_N=found.rank_N, bits_N=bits_N, bits_per_token=bits_per_token))
+    holdings = Holdings(rank_N=found.rank_N, bits_N=bits_N, bits_per_token=bits_per_token)
+    plan = swap_home(run_where_held(plan, tree, holdings), tree, holdings, cost=model.cost)
     check_agreement(plan, exchange)
     target_N = running_ranks(plan)
     here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)

@@ -23,11 +23,11 @@ from harts.tree.lcp import sort_tokens
 COST = CostModel(flops_per_token=1.0, flops_per_pair=0.01)
 
 
-def step_of(seed: int, trajectories: int = 24) -> tuple[list[Trajectory], PrefixTree]:
+def step_of(seed: int, trajectories: int = 24, *, stems: int = 4) -> tuple[list[Trajectory], PrefixTree]:
     """Trajectories that begin alike to several depths. Lengths are multiples of 8, so that masks fill their bytes."""
     rng = np.random.default_rng(seed)
-    stems = [rng.integers(0, 50, rng.integers(1, 40)) for _ in range(4)]
-    words = [np.concatenate([stems[i % 4], rng.integers(0, 2, rng.integers(1, 20))]) for i in range(trajectories)]
+    begun = [rng.integers(0, 50, rng.integers(1, 40)) for _ in range(stems)]
+    words = [np.concatenate([begun[i % stems], rng.integers(0, 2, rng.integers(1, 20))]) for i in range(trajectories)]
     ids = [np.repeat(word, 8) for word in words]
     offsets = np.cumsum([0, *map(len, ids)])
     order_N, lcp_N = sort_tokens(np.concatenate(ids), offsets)
