@@ -23,11 +23,12 @@ from harts.cli.model_names import find_costs
 from harts.data import Trajectory
 from harts.data.exchange import ThreadExchange, run_in_threads
 from harts.data.ragged import ranges
-from harts.data.redistribute import gather_records, redistribute
+from harts.data.redistribute import bits_to_move, gather_records, redistribute
+from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import make_plan
 from harts.plan.simulate import per_call
 from harts.plan.size import size_of_tree
-from harts.train.ranks import running_ranks
+from harts.plan.swaps import swap_home
 from harts.tree import PrefixTree, tree_from_lcp
 from harts.tree.across_ranks import sort_across_ranks
 from harts.tree.identities import TokenIdentities
@@ -38,11 +39,11 @@ RANKS = 8
 MODEL = "default:qwen3_next"
 MAX_TOKENS = 65_536
 TRAINED = 0.05
-"""Share of each trajectory that is trained, at its end; those tokens have advantages and sampling log-probs."""
+"""Share of each trajectory that is trained, at its end; those tokens have an advantage and sampling log-probs."""
 HOW_MOVED = (
     f"Planned for {RANKS} ranks with the costs of `{MODEL}` and at most {MAX_TOKENS:,} tokens a microbatch. The last "
-    f"{TRAINED:.0%} of each trajectory are trained and have advantages and sampling log-probs. *Whole* is what "
-    "trajectories take that are sent as they are."
+    f"{TRAINED:.0%} of each trajectory are trained and have one advantage and float32 sampling log-probs. *Whole* is "
+    "what those take that move, sent as they are: ids as 4 bytes, masks as bits, streams as float64."
 )
 
 
@@ -63,9 +64,10 @@ def main() -> None:
 
 
 def measure(trajectories: int) -> Iterator[tuple[Row, Row]]:
-    """What the tree takes, and the moves after it, for two shapes of about 10,000 tokens a trajectory and one of 200,
+    """What the tree takes, and the moves after it, for three shapes of about 10,000 tokens a trajectory and one of 200,
     each dealt in two ways."""
     shapes = (
+        ("16 of a prompt, a small step", siblings(512 if trajectories > 512 else trajectories, 10_000), 16),
         ("16 of a prompt", siblings(trajectories, 10_000), 16),
         ("one a call", per_call(trajectories), 160),
         ("16 short ones of a prompt", siblings(10 * trajectories, 200), 16),
@@ -147,45 +149,73 @@ def moved(tokens_F: NDArray[np.int64], rank_N: NDArray[np.int64], tree: PrefixTr
         size_of_tree(tree, chunk_size=costs.chunk_size, windows=costs.windows), windows=costs.windows
     )
     plan = make_plan(tree, max_tokens_per_microbatch=MAX_TOKENS, cost=cost, ranks=RANKS, barrier=False)
-    target_N, length_N = running_ranks(plan), np.empty_like(rank_N)
+    length_N = np.empty_like(rank_N)
     length_N[tree.order_N] = tree.length_N
     ids = np.split(tokens_F, np.cumsum(length_N)[:-1])
+    by_chance = int((running_ranks(plan) != rank_N).sum())
 
-    def work(exchange: ThreadExchange) -> tuple[int, int, int, float]:
+    def work(exchange: ThreadExchange) -> tuple[NDArray[np.int64], float, float]:
         numbers = np.flatnonzero(rank_N == exchange.rank)
-        own = [trained_at_end(ids[number]) for number in numbers]
+        own = [trained_at_end(ids[number], number) for number in numbers]
         records = gather_records(own, exchange, numbers, rank_N=rank_N, length_N=length_N)
+        bits_N, bits_per_token = bits_to_move(records)
+        holdings = Holdings(rank_N=rank_N, bits_N=bits_N, bits_per_token=bits_per_token)
+        begin = time.thread_time()
+        numbered = run_where_held(plan, tree, holdings)
+        near = swap_home(numbered, tree, holdings, cost=cost)
+        placing = time.thread_time() - begin
+        target_N = running_ranks(near)
         before, begin = exchange.bytes_received, time.thread_time()
         here = redistribute(own, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
         seconds = time.thread_time() - begin
         ran = np.flatnonzero(target_N == exchange.rank)
-        if not all(np.array_equal(t.token_ids, ids[number]) for t, number in zip(here, ran, strict=True)):
-            raise SystemExit(f"Rank {exchange.rank} got other tokens than were sent.")
+        if not all(same(t, trained_at_end(ids[number], number)) for t, number in zip(here, ran, strict=True)):
+            raise SystemExit(f"Rank {exchange.rank} got other tokens or streams than were sent.")
         come = ran[rank_N[ran] != exchange.rank]
-        tokens, trained = int(length_N[come].sum()), sum(records.with_stream) * int(records.count_N[come].sum())
-        return exchange.bytes_received - before, 4 * tokens, tokens // 8 + 8 * trained, seconds
+        tokens, trained, received = length_N[come].sum(), records.count_N[come].sum(), exchange.bytes_received - before
+        masks, streams = tokens // 8, [form for form in records.formats.values() if form.is_sent]
+        values = sum(np.dtype(f.dtype).itemsize * f.sizes(records.count_N[come]).sum() for f in streams)
+        whole = 4 * tokens, masks + 8 * len(streams) * trained
+        stay = (running_ranks(numbered) == rank_N)[numbers].sum()
+        return np.array([come.size, numbers.size - stay, received, *whole, masks + values]), placing, seconds
 
-    received, ids_whole, rest, seconds = np.array(run_in_threads(RANKS, work)).T
+    counts, placing, seconds = zip(*run_in_threads(RANKS, work), strict=True)
+    come, numbered, received, ids_whole, streams_whole, streams = np.array(counts).T
     return {
-        "that move": int((target_N != rank_N).sum()),
-        "MB received a rank, whole": (ids_whole + rest).mean() / 1e6,
+        "that move": int(come.sum()),
+        "without swaps": int(numbered.sum()),
+        "with ranks numbered by chance": by_chance,
+        "MB received a rank, whole": (ids_whole + streams_whole).mean() / 1e6,
         "MB received a rank": received.mean() / 1e6,
         "MB of ids, whole": ids_whole.mean() / 1e6,
-        "MB of ids": (received - rest).mean() / 1e6,
+        "MB of ids": (received - streams).mean() / 1e6,
+        "MB of masks and streams, whole": streams_whole.mean() / 1e6,
+        "MB of masks and streams": streams.mean() / 1e6,
         "MB, most": received.max() / 1e6,
-        "CPU s, slowest rank": seconds.max(),
+        "CPU s to number and swap": max(placing),
+        "CPU s to move": max(seconds),
     }
 
 
-def trained_at_end(token_ids: NDArray[np.int64]) -> Trajectory:
+def trained_at_end(token_ids: NDArray[np.int64], number: int) -> Trajectory:
     """A trajectory whose last tokens are trained."""
     size = token_ids.size
+    trained = max(1, round(TRAINED * size))
+    logprobs = np.zeros(size)
+    logprobs[-trained:] = -np.random.default_rng(number).random(trained, dtype=np.float32)
     return Trajectory(
         token_ids=token_ids,
-        loss_mask=np.arange(size) >= size - max(1, round(TRAINED * size)),
-        advantages=np.broadcast_to(0.5, size),
-        sampling_logprobs=np.broadcast_to(-1.0, size),
+        loss_mask=np.arange(size) >= size - trained,
+        advantages=np.broadcast_to(np.sin(number), size),
+        sampling_logprobs=logprobs,
     )
+
+
+def same(one: Trajectory, other: Trajectory) -> bool:
+    """Whether tokens, masks and the streams of trained tokens are equal, bit for bit."""
+    mask = one.loss_mask
+    pairs = [(t.token_ids, t.loss_mask, t.advantages[mask], t.sampling_logprobs[mask]) for t in (one, other)]  # type: ignore[index]
+    return all(a.tobytes() == b.tobytes() for a, b in zip(*pairs, strict=True))
 
 
 def tokens_of(tree: PrefixTree, *, seed: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:

@@ -1,8 +1,9 @@
 """Trajectories to the ranks that run them, as bytes whose number every rank knows before.
 
 A trajectory goes from the rank that holds it to the one that runs it, if these differ. Of its streams those of trained
-tokens are sent, for nothing else is read. What makes a token, its id, share key and routes, is equal in trajectories
-that begin alike; so it travels to a rank once, and not at all if the rank holds a trajectory with it (`arrivals.py`).
+tokens are sent, for nothing else is read, in as few bytes as hold them exactly (`stream_formats.py`). What makes a
+token, its id, share key and routes, is equal in trajectories that begin alike; so it travels to a rank once, and not at
+all if the rank holds a trajectory with it (`arrivals.py`).
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from harts.data.arrivals import Arrivals, plan_arrivals
 from harts.data.batch import STREAMS
 from harts.data.exchange import Exchange
 from harts.data.ragged import split
+from harts.data.stream_formats import FACTS, StreamFormat, needs_float64, stream_facts
 from harts.data.trajectory import Trajectory
 
-_HEAD = 7
+_HEAD = 6 + FACTS * len(STREAMS)
 _OF_TOKENS = ("token_ids", "share_key", "routes")
 """What makes a token."""
 
@@ -43,8 +45,8 @@ class TrajectoryRecords:
     """[N] float64, >= 0."""
     temperature_N: NDArray[np.float64]
     """[N] float64, > 0."""
-    with_stream: tuple[bool, ...]
-    """Which of `STREAMS` trajectories carry; of advantages, whether any is not zero."""
+    formats: dict[str, StreamFormat]
+    """How each of `STREAMS` is sent; those that trajectories lack are not, and advantages are not if all are zero."""
     with_share_key: bool
     """Whether any carries a share key."""
     routes_shape: tuple[int, int] | None
@@ -91,7 +93,8 @@ def gather_records(
     by_number[:, np.argsort(rank_N, kind="stable")] = columns
     given = heads[counts > 0]
     _check_heads(given, np.flatnonzero(counts))
-    sampling, ref, has_key, layers, experts, largest, advantages = given.max(axis=0).tolist()
+    _, _, has_key, layers, experts, largest, *_ = given.max(axis=0).tolist()
+    facts = np.split(given[:, -FACTS * len(STREAMS) :], len(STREAMS), axis=1)
     return TrajectoryRecords(
         numbers=numbers,
         rank_N=rank_N,
@@ -100,11 +103,26 @@ def gather_records(
         group_N=by_number[1],
         weight_N=by_number[2].view(np.float64),
         temperature_N=by_number[3].view(np.float64),
-        with_stream=(bool(advantages), bool(sampling), bool(ref)),
+        formats={name: StreamFormat.of(some) for name, some in zip(STREAMS, facts, strict=True)},
         with_share_key=bool(has_key),
         routes_shape=None if layers < 0 else (layers, experts),
         wide_ids=largest >= 2**31,
     )
+
+
+def bits_to_move(records: TrajectoryRecords) -> tuple[NDArray[np.int64], int]:
+    """What a trajectory takes that runs elsewhere than it lives.
+
+    Returns:
+        `[N]` int64, by number: bits beside its tokens, with the log-probs that come back, as float32; and bits of each
+        token that the receiver does not hold.
+    """
+    routes = 0 if records.routes_shape is None else records.routes_shape[0] * records.routes_shape[1]
+    per_token = (64 if records.wide_ids else 32) + 64 * records.with_share_key + 32 * routes
+    bits_N = records.length_N + 32 * records.count_N
+    for form in records.formats.values():
+        bits_N += 8 * np.dtype(form.dtype).itemsize * form.sizes(records.count_N)
+    return bits_N, per_token
 
 
 def redistribute(
@@ -170,26 +188,33 @@ def return_values(
     pieces = dict(zip(ran.tolist(), split(values_P, records.count_N[ran]), strict=True))
     back = [np.flatnonzero((target_N == me) & (records.rank_N == other)).tolist() for other in ranks]
     home = [np.flatnonzero((target_N == other) & (records.rank_N == me)) for other in ranks]
-    sent = [np.concatenate([values_P[:0], *(pieces[i] for i in some)]) for some in back]
+    is_wide = exchange.maximum(np.array([needs_float64(values_P)], dtype=np.int64))[0]
+    dtype = np.float64 if is_wide else np.float32
+    sent = [np.concatenate([values_P[:0], *(pieces[i] for i in some)]).astype(dtype) for some in back]
     received = exchange.all_to_all(sent, [int(records.count_N[some].sum()) for some in home])
     returned: dict[int, NDArray[np.float64]] = {}
     for some, values in zip(home, received, strict=True):
-        returned |= zip(some.tolist(), split(values, records.count_N[some]), strict=True)
+        returned |= zip(some.tolist(), split(values.astype(np.float64), records.count_N[some]), strict=True)
     return np.concatenate([values_P[:0], *(returned[i] for i in records.numbers.tolist())])
 
 
 def _head(own: Sequence[Trajectory]) -> NDArray[np.int64]:
     """Which streams a rank's trajectories carry (sampling, reference, share key), their routes, the largest id, and
-    whether there are advantages."""
+    what the values of `STREAMS` need."""
     if not own:
-        return np.array([0, 0, 0, -1, -1, -1, 0])
+        return np.array([0, 0, 0, -1, -1, -1, *[0] * FACTS * len(STREAMS)])
     first = own[0]
     shape = (-1, -1) if first.routes is None else first.routes.shape[1:]
     has_key = any(t.share_key is not None for t in own)
     largest = max(int(t.token_ids.max()) for t in own)
     has_sampling, has_ref = first.sampling_logprobs is not None, first.ref_logprobs is not None
-    has_advantages = any(t.advantages[t.loss_mask].any() for t in own)
-    return np.array([has_sampling, has_ref, has_key, *shape, largest, has_advantages], dtype=np.int64)
+    needs = [stream_facts(_trained(own, name), even_zeros=name != "advantages") for name in STREAMS]
+    return np.concatenate([[has_sampling, has_ref, has_key, *shape, largest], *needs]).astype(np.int64)
+
+
+def _trained(own: Sequence[Trajectory], name: str) -> list[NDArray[np.float64]]:
+    """A stream's values at the trained tokens of each trajectory that carries it."""
+    return [stream[t.loss_mask] for t in own if (stream := getattr(t, name)) is not None]
 
 
 def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
@@ -204,13 +229,13 @@ def _check_heads(heads: NDArray[np.int64], ranks: NDArray[np.int64]) -> None:
 
 def _columns(some: Arrivals, records: TrajectoryRecords) -> Iterator[tuple[str, type, int]]:
     """Name, type and number of entries of each array that some trajectories are sent as."""
-    tokens, trained = int(records.length_N[some.numbers].sum()), int(records.count_N[some.numbers].sum())
+    tokens = int(records.length_N[some.numbers].sum())
     sent = tokens - int(some.shared.sum())
     yield "token_ids", np.int64 if records.wide_ids else np.int32, sent
     yield "loss_mask", np.uint8, -(-tokens // 8)
-    for name, has in zip(STREAMS, records.with_stream, strict=True):
-        if has:
-            yield name, np.float64, trained
+    for name, form in records.formats.items():
+        if form.is_sent:
+            yield name, form.dtype, int(form.sizes(records.count_N[some.numbers]).sum())
     if records.with_share_key:
         yield "share_key", np.int64, sent
     if records.routes_shape is not None:
@@ -224,22 +249,16 @@ def _num_bytes(some: Arrivals, records: TrajectoryRecords) -> int:
 def _to_bytes(some: Arrivals, own: Mapping[int, Trajectory], records: TrajectoryRecords) -> NDArray[np.uint8]:
     columns = []
     for name, kind, _ in _columns(some, records):
-        values = [
-            _sent(own[number], name, shared)
-            for number, shared in zip(some.numbers.tolist(), some.shared.tolist(), strict=True)
-        ]
-        column = np.concatenate(values)
-        is_mask = name == "loss_mask"
-        columns.append(np.packbits(column.astype(bool)) if is_mask else column.astype(kind, copy=False).view(np.uint8))
+        sent = [own[number] for number in some.numbers.tolist()]
+        if name in STREAMS:
+            column = records.formats[name].write(_trained(sent, name))
+        elif name == "loss_mask":
+            column = np.packbits(np.concatenate([t.loss_mask for t in sent]))
+        else:
+            pieces = zip(sent, some.shared.tolist(), strict=True)
+            column = np.concatenate([_of_tokens(t, name)[shared:].reshape(-1) for t, shared in pieces])
+        columns.append(column.astype(kind, copy=False).view(np.uint8))
     return np.concatenate(columns)
-
-
-def _sent(trajectory: Trajectory, name: str, shared: int) -> NDArray[np.generic]:
-    """What is sent of a trajectory, flat."""
-    if name in _OF_TOKENS:
-        return _of_tokens(trajectory, name)[shared:].reshape(-1)
-    values: NDArray[np.generic] = getattr(trajectory, name)
-    return values[trajectory.loss_mask] if name in STREAMS else values
 
 
 def _of_tokens(trajectory: Trajectory, name: str) -> NDArray[np.generic]:
@@ -249,7 +268,7 @@ def _of_tokens(trajectory: Trajectory, name: str) -> NDArray[np.generic]:
 
 
 def _from_bytes(message: NDArray[np.uint8], some: Arrivals, records: TrajectoryRecords) -> Iterator[dict[str, NDArray]]:
-    """What `_sent` gave, by name, of each trajectory."""
+    """What was sent of each trajectory, by name."""
     length, begin = records.length_N[some.numbers], 0
     pieces: dict[str, list[NDArray]] = {}
     for name, kind, count in _columns(some, records):
@@ -259,7 +278,7 @@ def _from_bytes(message: NDArray[np.uint8], some: Arrivals, records: TrajectoryR
         if name == "loss_mask":
             pieces[name] = split(np.unpackbits(column, count=int(length.sum())).astype(bool), length)
         elif name in STREAMS:
-            pieces[name] = split(column, records.count_N[some.numbers])
+            pieces[name] = records.formats[name].read(column, records.count_N[some.numbers])
         else:
             entries = column.reshape(-1, *(records.routes_shape or ())) if name == "routes" else column
             pieces[name] = split(entries, length - some.shared)
@@ -288,8 +307,8 @@ def _rebuilt(
     )
 
 
-def _full(values: NDArray[np.float64], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
-    """A stream over all tokens from its trained ones."""
+def _full(values: NDArray[np.floating], mask: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """A stream over all tokens from its trained ones, or from the one value of all of these."""
     full = np.zeros(mask.size)
     full[mask] = values
     return full

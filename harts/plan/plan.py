@@ -185,7 +185,7 @@ def _plan_shared(tree: PrefixTree, cost: CostModel, limit: int, ranks: int, barr
     bin_N = chosen.bin_J[problem.job_N]
     lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N, np.argsort(bin_N, kind="stable"))
     return Plan(
-        slots=_microbatches(tree, cost, bin_N, lcp_N, chosen.places),
+        slots=fill_slots(tree, cost, bin_N, lcp_N, chosen.places),
         max_tokens_per_microbatch=limit,
         sharing=True,
         barrier=barrier,
@@ -204,7 +204,7 @@ def _plan_padded(tree: PrefixTree, cost: CostModel, limit: int, ranks: int, barr
     count = -(-int(bin_N.max() + 1) // ranks) * ranks
     fewest = math.ceil(math.ceil(tree.num_trajectory_tokens / limit) / ranks)
     return Plan(
-        slots=_microbatches(
+        slots=fill_slots(
             tree,
             cost,
             bin_N,
@@ -220,10 +220,10 @@ def _plan_padded(tree: PrefixTree, cost: CostModel, limit: int, ranks: int, barr
     )
 
 
-def _microbatches(
+def fill_slots(
     tree: PrefixTree, cost: CostModel, bin_N: NDArray[np.int64], lcp_N: NDArray[np.int64], places: Places
 ) -> tuple[tuple[Microbatch, ...], ...]:
-    """Fill the slots; `bin_N` and `lcp_N`, what is shared inside a microbatch, are in the tree's order."""
+    """`Plan.slots` of microbatches; `bin_N` and `lcp_N`, what is shared inside one, are in the tree's order."""
     order = np.argsort(bin_N, kind="stable")
     ends = np.cumsum(np.bincount(bin_N, minlength=places.rank_B.size)).tolist()
     numbers, lengths, lcps = (a[order].tolist() for a in (tree.order_N, tree.length_N, lcp_N))

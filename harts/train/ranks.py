@@ -15,14 +15,17 @@ from numpy.typing import NDArray
 
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.exchange import Exchange
-from harts.data.redistribute import TrajectoryRecords, gather_records, redistribute, return_values
+from harts.data.fail_together import FailTogether
+from harts.data.redistribute import TrajectoryRecords, bits_to_move, gather_records, redistribute, return_values
 from harts.microbatches import Execution, StepMicrobatches, check_execution
 from harts.models import TreeModel
 from harts.objective.normalization import token_shares
 from harts.objective.requirements import check_streams
 from harts.objective.streams import Objective
 from harts.plan.agreement import check_agreement
+from harts.plan.locality import Holdings, run_where_held, running_ranks
 from harts.plan.plan import Microbatch, Plan, make_plan
+from harts.plan.swaps import swap_home
 from harts.routers import count_step_load
 from harts.step import StepResult, accumulate_gradients, forward_logprobs
 from harts.tree import PrefixTree
@@ -59,25 +62,27 @@ def train_step_across_ranks(
     Raises:
         ValueError: On all ranks: as `harts.train_step` and `prefix_tree_across_ranks`, or if the plans of the ranks
             differ. What is wrong with a trajectory is said by the rank that holds it; the others name that rank.
+        RankFailedError: If another rank raised something else. Gradients are then those of a part of the step.
     """
     begin = time.perf_counter()
-    placed = _place(
-        model,
-        trajectories,
-        exchange,
-        objective=objective,
-        numbers=numbers,
-        execution=execution,
-        max_tokens_per_microbatch=max_tokens_per_microbatch,
-    )
-    records, step = placed.records, placed.step
-    share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
-    model = _with_load(model, step, exchange)
-    result = _nothing(model)
-    if step is not None:
-        loss_weight_P = share_N[placed.target_N == exchange.rank][step.batch.trajectory_P]
-        result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
-    logprobs_P = return_values(result.logprobs_P, exchange, records, placed.target_N)
+    with FailTogether(exchange) as together:
+        placed = _place(
+            model,
+            trajectories,
+            together,
+            objective=objective,
+            numbers=numbers,
+            execution=execution,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
+        records, step = placed.records, placed.step
+        share_N = token_shares(records.weight_N, records.count_N, records.group_N, objective.normalization)
+        model = _with_load(model, step, together)
+        result = _nothing(model)
+        if step is not None:
+            loss_weight_P = share_N[placed.target_N == exchange.rank][step.batch.trajectory_P]
+            result = accumulate_gradients(model, step, objective, loss_weight_P=loss_weight_P, begin=begin)
+        logprobs_P = return_values(result.logprobs_P, together, records, placed.target_N)
     return replace(result, logprobs_P=logprobs_P, seconds=time.perf_counter() - begin)
 
 
@@ -107,18 +112,21 @@ def compute_logprobs_across_ranks(
 
     Raises:
         ValueError: On all ranks, as `train_step_across_ranks`.
+        RankFailedError: As `train_step_across_ranks`.
     """
-    placed = _place(
-        model,
-        trajectories,
-        exchange,
-        objective=None,
-        numbers=numbers,
-        execution=execution,
-        max_tokens_per_microbatch=max_tokens_per_microbatch,
-    )
-    logprobs_P = np.zeros(0) if placed.step is None else forward_logprobs(model, placed.step)
-    return return_values(logprobs_P, exchange, placed.records, placed.target_N)
+    with FailTogether(exchange) as together:
+        placed = _place(
+            model,
+            trajectories,
+            together,
+            objective=None,
+            numbers=numbers,
+            execution=execution,
+            max_tokens_per_microbatch=max_tokens_per_microbatch,
+        )
+        logprobs_P = np.zeros(0) if placed.step is None else forward_logprobs(model, placed.step)
+        returned_P = return_values(logprobs_P, together, placed.records, placed.target_N)
+    return returned_P
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -148,20 +156,23 @@ def _place(
     found = prefix_tree_across_ranks(
         trajectories, exchange, numbers=numbers, check=partial(_check_fit, model, objective)
     )
+    if objective is None:
+        trajectories = [_without_streams(trajectory) for trajectory in trajectories]
+    tree = found.tree
+    records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
     plan = make_plan(
-        found.tree,
+        tree,
         max_tokens_per_microbatch=max_tokens_per_microbatch,
         cost=model.cost,
         ranks=exchange.ranks,
         barrier=False,  # ranks wait for each other once, when gradients are summed
         sharing=execution == "tree",
     )
+    bits_N, bits_per_token = bits_to_move(records)
+    holdings = Holdings(rank_N=found.rank_N, bits_N=bits_N, bits_per_token=bits_per_token)
+    plan = swap_home(run_where_held(plan, tree, holdings), tree, holdings, cost=model.cost)
     check_agreement(plan, exchange)
-    if objective is None:
-        trajectories = [_without_streams(trajectory) for trajectory in trajectories]
-    records = gather_records(trajectories, exchange, found.numbers, rank_N=found.rank_N, length_N=found.length_N)
     target_N = running_ranks(plan)
-    tree = found.tree
     here = redistribute(trajectories, exchange, records, target_N, order_N=tree.order_N, lcp_N=tree.lcp_N)
     step = _own_step(here, records, tree, plan=plan, rank=exchange.rank) if here else None
     return _PlacedStep(step=step, records=records, target_N=target_N)
@@ -177,15 +188,6 @@ def _check_fit(model: TreeModel, objective: Objective | None, batch: TrajectoryB
 
 def _without_streams(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, advantages=np.zeros(len(trajectory)), sampling_logprobs=None, ref_logprobs=None)
-
-
-def running_ranks(plan: Plan) -> NDArray[np.int64]:
-    """[N] int64, by number. Rank that runs each trajectory of a plan."""
-    members = [[number for microbatch in rank for number in microbatch.trajectories] for rank in plan.slots]
-    target_N = np.empty(sum(map(len, members)), dtype=np.int64)
-    for rank, numbers in enumerate(members):
-        target_N[numbers] = rank
-    return target_N
 
 
 def _own_step(

@@ -22,7 +22,7 @@ from harts.train import distributed
 from harts.train.distributed import ProcessGroupExchange, sum_gradients
 from harts.train.ranks import compute_logprobs_across_ranks, train_step_across_ranks
 from tests.cases import CASES, trajectories_of
-from tests.train.test_ranks import OBJECTIVE, check_exchange
+from tests.train.rank_steps import OBJECTIVE, check_exchange
 
 GPU = torch.device("cuda:1")
 MOVED = {torch.uint8, torch.int8, torch.int32, torch.int64, torch.float16, torch.bfloat16, torch.float32, torch.float64}

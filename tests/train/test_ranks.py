@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+import threading
 from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
-from torch import Tensor
 from torch.multiprocessing.spawn import start_processes
 
 import harts
@@ -19,72 +16,11 @@ from harts.data import Trajectory
 from harts.data.exchange import Exchange, run_in_threads
 from harts.models.tiny import tiny_model
 from harts.testing import assert_gradients_close, float64_throughout, gradients
-from harts.train.distributed import ProcessGroupExchange, sum_gradients
-from harts.train.ranks import compute_logprobs_across_ranks, train_step_across_ranks
-from tests.cases import CASES, trajectories_of
+from harts.train import ranks as stages
+from harts.train.ranks import train_step_across_ranks
+from tests.cases import trajectories_of
 from tests.routing import tiny_moe
-
-NAMED = {case.name: case for case in CASES}
-OBJECTIVE = harts.gspo(clip_low=0.2, clip_high=0.2, kl_coef=0.1, normalization="group")
-"""Sequence-level ratios and normalisers by group: both need more than the tokens of one rank."""
-
-
-def dealt(trajectories: Sequence[Trajectory], ranks: int) -> list[list[int]]:
-    """Numbers of each rank's trajectories; the last of several ranks has none."""
-    rank_N = np.random.default_rng(ranks).integers(0, max(1, ranks - 1), len(trajectories))
-    return [np.flatnonzero(rank_N == rank).tolist() for rank in range(ranks)]
-
-
-def prepared(model_type: str) -> harts.TreeModel:
-    return harts.prepare(tiny_model(model_type, dtype=torch.float64))
-
-
-def run(exchange: Exchange, model: harts.TreeModel, name: str, execution: harts.Execution) -> dict:
-    """This rank's part of the step."""
-    trajectories = trajectories_of(NAMED[name])
-    numbers = dealt(trajectories, exchange.ranks)[exchange.rank]
-    longest = max(len(t) for t in trajectories)
-    with float64_throughout():
-        result = train_step_across_ranks(
-            model,
-            [trajectories[i] for i in numbers],
-            OBJECTIVE,
-            exchange,
-            numbers=numbers,
-            execution=execution,
-            max_tokens_per_microbatch=2 * longest,
-        )
-        logprobs = compute_logprobs_across_ranks(
-            model,
-            [without_streams(trajectories[i]) if exchange.rank else trajectories[i] for i in numbers],
-            exchange,
-            numbers=numbers,
-            execution=execution,
-            max_tokens_per_microbatch=2 * longest,
-        )
-    np.testing.assert_array_equal(logprobs, result.logprobs_P)
-    return {"loss": result.loss, "logprobs": result.logprobs_P, "microbatches": result.num_microbatches}
-
-
-def without_streams(trajectory: Trajectory) -> Trajectory:
-    """What log-probs alone need: ranks may even differ in what else they carry."""
-    return replace(trajectory, sampling_logprobs=None, ref_logprobs=None)
-
-
-def check(
-    model: harts.TreeModel, name: str, execution: harts.Execution, found: list[dict], summed: dict[str, Tensor]
-) -> None:
-    """Compare what all ranks found with one process."""
-    trajectories = trajectories_of(NAMED[name])
-    with float64_throughout():
-        whole = harts.train_step(model, trajectories, OBJECTIVE, execution=execution)
-    assert sum(part["loss"] for part in found) == pytest.approx(whole.loss, rel=1e-10, abs=1e-14)
-    assert_gradients_close(gradients(model.module), summed, ratio=1e-10)
-    ends = np.cumsum([t.loss_mask.sum() for t in trajectories])
-    pieces = np.split(whole.logprobs_P, ends[:-1])
-    for numbers, part in zip(dealt(trajectories, len(found)), found, strict=True):
-        expected = np.concatenate([np.zeros(0), *(pieces[i] for i in numbers)])
-        np.testing.assert_allclose(part["logprobs"], expected, rtol=1e-10)
+from tests.train.rank_steps import NAMED, OBJECTIVE, check, check_processes, prepared, run, run_process
 
 
 @pytest.mark.parametrize(
@@ -138,47 +74,12 @@ def test_routers_are_those_of_the_whole_step(balance):
     assert_gradients_close(gradients(models[4].module), summed, ratio=1e-10)
 
 
-MODEL_TYPE, CASE = "qwen3_5_text", "depth_beyond_two"
-
-
-def check_exchange(exchange: Exchange) -> None:
-    """What threads do, processes do too: sizes that differ, and nothing at all."""
-    rank, ranks = exchange.rank, exchange.ranks
-    assert [a.tolist() for a in exchange.all_gather(np.full(rank, rank), range(ranks))] == [
-        [r] * r for r in range(ranks)
-    ]
-    assert [a.size for a in exchange.all_gather(np.zeros(0), [0] * ranks)] == [0] * ranks
-    parts = [np.full(rank * other, rank, dtype=np.uint8) for other in range(ranks)]
-    swapped = exchange.all_to_all(parts, [rank * other for other in range(ranks)])
-    assert [(a.dtype, a.tolist()) for a in swapped] == [(np.uint8, [r] * (rank * r)) for r in range(ranks)]
-    assert [a.size for a in exchange.all_to_all([np.zeros(0, np.int32)] * ranks, [0] * ranks)] == [0] * ranks
-    assert exchange.maximum(np.array([rank, -rank])).tolist() == [ranks - 1, 0]
-
-
-def run_process(rank: int, ranks: int, folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=ranks)
-    model = prepared(MODEL_TYPE)
-    found = run(ProcessGroupExchange(), model, CASE, "tree")
-    check_exchange(ProcessGroupExchange())
-    unused = torch.nn.Parameter(torch.ones(2, dtype=torch.float64))
-    on_one_rank = torch.nn.Parameter(torch.ones(2, dtype=torch.float32))
-    if rank == 1:
-        on_one_rank.grad = torch.full_like(on_one_rank, 3.0)
-    sum_gradients([unused, *model.module.parameters(), on_one_rank])
-    assert unused.grad is None
-    assert on_one_rank.grad is not None and on_one_rank.grad.tolist() == [3.0, 3.0]
-    torch.save((found, gradients(model.module)), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 @pytest.mark.parametrize("ranks", [2, 3])
 def test_processes_train_the_step_of_one(tmp_path: Path, ranks: int):
-    set_forkserver_preload([__name__])  # one process imports, the others are copies of it
-    start_processes(run_process, args=(ranks, str(tmp_path)), nprocs=ranks, start_method="forkserver")
-    saved = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in range(ranks)]
-    for _, summed in saved:
-        check(prepared(MODEL_TYPE), CASE, "tree", [found for found, _ in saved], summed)
+    """As `tests/gpu/test_ranks_nccl.py` does with NCCL."""
+    set_forkserver_preload([run_process.__module__])  # one process imports, the others are copies of it
+    start_processes(run_process, args=(ranks, str(tmp_path), "cpu"), nprocs=ranks, start_method="forkserver")
+    check_processes(ranks, tmp_path, "cpu")
 
 
 def test_what_cannot_run_across_ranks_is_refused():
@@ -204,3 +105,60 @@ def test_all_ranks_raise_what_one_finds_wrong():
     messages = run_in_threads(3, work)
     assert "9999" in messages[2]
     assert all("Ranks [2] found their trajectories wrong" in message for message in messages[:2])
+
+
+class Fails(torch.autograd.Function):
+    """Passes its input on, and raises on the way back."""
+
+    @staticmethod
+    def forward(ctx: object, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.clone()
+
+    @staticmethod
+    def backward(ctx: object, *gradients: torch.Tensor) -> torch.Tensor:
+        raise RuntimeError("in the backward pass")
+
+
+def fail_in(model: harts.TreeModel, where: str) -> None:
+    """Let a model's passes raise."""
+
+    def hook(module: torch.nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
+        if where == "the forward pass":
+            raise torch.OutOfMemoryError("in the forward pass")
+        return Fails.apply(output)  # type: ignore[return-value]
+
+    model.module.get_input_embeddings().register_forward_hook(hook)
+
+
+@pytest.mark.parametrize("where", ["the plan", "the numbering", "sending", "the forward pass", "the backward pass"])
+def test_no_rank_waits_for_one_that_fails(monkeypatch: pytest.MonkeyPatch, where: str):
+    """Rank 1 raises its own error, the others what it told them; then all take the next step."""
+    models = [prepared("qwen3") for _ in range(3)]
+    spare = prepared("qwen3")
+    failing = threading.local()
+    patched = {"the plan": "make_plan", "the numbering": "run_where_held", "sending": "redistribute"}.get(where)
+    if patched is None:
+        fail_in(models[1], where)
+    else:
+        done = getattr(stages, patched)
+
+        def fails(*args: object, **options: object) -> object:
+            if failing.rank == 1:
+                raise MemoryError(f"in {where}")
+            return done(*args, **options)
+
+        monkeypatch.setattr(stages, patched, fails)
+
+    def work(exchange: Exchange) -> str:
+        failing.rank = exchange.rank
+        model = models[exchange.rank]
+        with pytest.raises(RuntimeError if patched is None else (RuntimeError, MemoryError)) as caught:
+            run(exchange, model, "worked_example", "tree")
+        failing.rank = None
+        found = run(exchange, spare if exchange.rank == 1 else model, "worked_example", "tree")
+        assert found["microbatches"] > 0
+        return f"{type(caught.value).__name__}: {caught.value}"
+
+    said = run_in_threads(3, work)
+    assert said[1].endswith(f"Error: in {where}")
+    assert said[0] == said[2] == f"RankFailedError: Rank 1 failed: {said[1]}"
