@@ -1,8 +1,8 @@
 """Annealing of the jobs' places: for steps so small that packing leaves room to gain.
 
-Moves a job, the part of a subtree that a microbatch holds, or swaps two jobs; the place moved to is mostly that of a
-neighbour in lexicographic order, where prefixes are shared. A fixed number of moves and only exact or correctly
-rounded arithmetic (no exponential, no logarithm), so the result is the same on every machine.
+Moves a job or the part of a subtree that a microbatch holds, or swaps two jobs or two such parts; the place moved to
+is mostly that of a neighbour in lexicographic order, where prefixes are shared. A fixed number of moves and only exact
+or correctly rounded arithmetic (no exponential, no logarithm), so the result is the same on every machine.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
 MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
-HIGHEST = 8
-"""Of 16 moves of leveling, so many begin at the highest microbatch of a slot."""
-OVER_GROWTH = 1.015
-"""Factor of the weight of tokens beyond the limit, from stage to stage; the last is six times the first."""
+HIGHEST_ANNEALED, HIGHEST_LEVELED = 4, 8
+"""Of 16 moves of annealing and of leveling, so many begin at the highest microbatch of a slot."""
+OVER_GROWTH = 1.045
+"""Factor of the weight of tokens beyond the limit, from stage to stage; the last is 270 times the first."""
 
 
 class State(NamedTuple):
@@ -203,7 +203,7 @@ def _job_of(state, job, number):
 @numba.njit(cache=True)
 def _propose(shape, state, random, highest):
     """Choose jobs and where they go: their number, their microbatch and the other. The jobs are in `state.moved`; with
-    a swap the last of them comes from the other microbatch. No jobs if there is nothing to move. Of 16 moves, `highest`
+    a swap the last of them come from the other microbatch. No jobs if there is nothing to move. Of 16 moves, `highest`
     begin at the highest microbatch of a slot."""
     jobs, kind = state.bin_J.size, _below(random, 16)
     job = _below(random, jobs)
@@ -219,28 +219,36 @@ def _propose(shape, state, random, highest):
         if partner < 0 or partner >= jobs:
             return 0, 0, 0
     source, target = state.bin_J[job], state.bin_J[partner]
-    if kind < 13 and _below(random, 8) == 0:
+    if kind < 9 and _below(random, 8) == 0:
         target = _below(random, state.work_B.size)
     if source == target:
         return 0, 0, 0
     state.moved[0] = job
     if kind < 3:
         return 1, source, target
-    if kind >= 13:
+    if kind >= 14:
         state.moved[1] = partner
         return 2, source, target
-    segment = shape.tail_J[job]
-    for _ in range(1 + _below(random, 8)):
+    count = _take_part(shape, state, random, job, 0)
+    if kind >= 9:
+        count = _take_part(shape, state, random, partner, count)
+    return count, source, target
+
+
+@numba.njit(cache=True)
+def _take_part(shape, state, random, job, count):
+    """Add the jobs that a job's microbatch holds of a subtree around it to `state.moved`; returns their new number."""
+    number, segment = state.bin_J[job], shape.tail_J[job]
+    for _ in range(_below(random, 9)):
         parent = shape.parent_S[segment]
         if parent < 0 or shape.count_S[parent] > MAX_SUBTREE:
             break
         segment = parent
-    count = 0
     for other in range(shape.first_S[segment], shape.first_S[segment] + shape.count_S[segment]):
-        if state.bin_J[other] == source:
+        if state.bin_J[other] == number:
             state.moved[count] = other
             count += 1
-    return count, source, target
+    return count
 
 
 @numba.njit(cache=True)
@@ -263,7 +271,7 @@ def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
     makespan, penalty, over = energy
     temperature, work_weight, penalty_weight, over_weight = limits
-    count, source, target = _propose(shape, state, random, 0)
+    count, source, target = _propose(shape, state, random, HIGHEST_ANNEALED)
     if count == 0:
         return energy
     work_before = state.work_B[source] + state.work_B[target]
@@ -372,7 +380,7 @@ def _level(shape, state, random, moves):
     """Keep moves that make the step shorter, or slots more even and neither the step longer nor its work more."""
     makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
     for _ in range(moves):
-        count, source, target = _propose(shape, state, random, HIGHEST)
+        count, source, target = _propose(shape, state, random, HIGHEST_LEVELED)
         if count == 0:
             continue
         work = state.work_B[source] + state.work_B[target]

@@ -25,10 +25,12 @@ FEW_JOBS = 5000
 
 FEWER_ATTEMPTS = 2
 """Annealings that look for a plan with a slot less than the best has."""
-STYLES = EVEN, COOL, HOT = Style(0.5, 0.3), Style(0.5, 0.0), Style(1.0, 0.0)
+STYLES = EVEN, COOL, HOT = Style(0.5, 0.3, 1.0, 0.6), Style(0.5, 0.0, 0.3), Style(1.0, 0.0)
 """Ways to anneal, each of which is tried; the first is best at keeping the token limit."""
 HANDFUL, STRICT = 50, (Style(0.5, 0.0, 0.1, 1e6), Style(0.5, 0.3, 0.1, 1e6))
 """Up to so many jobs these are tried as well, at every number of slots: they keep the limit and care less for work."""
+REPEATS, WARM = 3, Style(0.2, 0.0, 0.3)
+"""The best plan is annealed and leveled again so often, from a temperature that does not lose it."""
 MOVES_PER_JOB, MIN_MOVES, MAX_MOVES = 2000, 60_000, 1_000_000
 """Moves of the longest annealing."""
 MAX_ANNEALED_CELLS = 4_000_000
@@ -147,7 +149,18 @@ def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, s
         assert found is not None, "the start keeps the limit"
         yield found
         if problem.barrier:
-            yield _leveled(problem, min(start, found, key=_order), (moves // 2, seed))
+            yield _refined(problem, min(start, found, key=_order), (moves, seed))
+
+
+def _refined(problem: Problem, start: Schedule, how: tuple[int, int]) -> Schedule:
+    """Leveled; then annealed and leveled again a few times."""
+    moves, seed = how
+    best = _leveled(problem, start, (moves // 2, seed))
+    for repeat in range(REPEATS):
+        found = _anneal_once(problem, best, best.num_slots, (moves // 2, WARM, seed + 2 + repeat))
+        assert found is not None, "the start keeps the limit"
+        best = min(best, _leveled(problem, min(best, found, key=_order), (moves // 4, seed + repeat)), key=_order)
+    return best
 
 
 def _leveled(problem: Problem, start: Schedule, how: tuple[int, int]) -> Schedule:

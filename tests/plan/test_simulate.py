@@ -56,7 +56,7 @@ def test_overheads_and_rounds_count_as_passes():
 
 @pytest.mark.parametrize("name", WORKLOADS)
 def test_shares_add_up_and_parts_are_the_plans(name):
-    tree = WORKLOADS[name](400, seed=1)
+    tree = WORKLOADS[name](200, seed=1)
     limit = int(1.5 * tree.length_N.max())
     plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=PLANNED, ranks=3)
     parts = [part for part in microbatch_trees(plan, tree) if part is not None]
