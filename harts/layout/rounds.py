@@ -109,6 +109,7 @@ def rounds_if_interior_states(tree: PrefixTree, chunk_size: int) -> int:
         ValueError: If `chunk_size` is not positive.
 
     Example (a trunk with three side branches, a chunk apart):
+        >>> from harts.tree import tree_from_lcp
         >>> tree = tree_from_lcp([0, 1, 2, 3], [9, 9, 9, 9], [0, 2, 4, 6])
         >>> plan_runs(tree, 2).num_rounds, rounds_if_interior_states(tree, 2)
         (4, 2)

@@ -19,7 +19,7 @@ def differencing(values: NDArray[np.int64], parts: int) -> NDArray[np.int64]:
 
     Example:
         >>> differencing(np.array([8, 7, 6, 5, 4]), 2).tolist()
-        [0, 1, 1, 0, 0]
+        [1, 0, 1, 0, 0]
     """
     if values.size == 0 or parts == 1:
         return np.zeros(values.size, dtype=np.int64)

@@ -167,7 +167,7 @@ def make_plan(
         >>> cost = CostModel(flops_per_token=1.0, flops_per_pair=0.0)
         >>> plan = make_plan(tree, max_tokens_per_microbatch=8, cost=cost, ranks=2)
         >>> plan.makespan, plan.lower_bound
-        (6.0, 5.0)
+        (6.0, 6.0)
     """
     _check(tree, max_tokens_per_microbatch, ranks)
     step = (tree, cost, max_tokens_per_microbatch, ranks, barrier)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from dataclasses import replace
 
 import pytest
@@ -68,7 +67,3 @@ def test_what_can_run_is_taken_as_asked(asked: str):
 def test_this_machine():
     machine = Machine.of(torch.device("cpu"))
     assert (machine.device_type, machine.capability) == ("cpu", None)
-
-
-def test_docstring():
-    assert doctest.testmod(choice).failed == 0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 import itertools
 import time
 
@@ -13,7 +12,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-import harts.layout.attention_blocks
 from harts.data import TrajectoryBatch
 from harts.layout.attention_blocks import (
     GROUPS,
@@ -152,10 +150,6 @@ def test_rows_are_ordered_in_groups_of_about_equal_length(length: list[int]):
 def test_window_of_nothing_is_refused():
     with pytest.raises(ValueError, match="window is 0"):
         block_lists(np.array([1]), np.array([0]), block_size=(1, 1), window=0)
-
-
-def test_docstring():
-    assert doctest.testmod(harts.layout.attention_blocks).failed == 0
 
 
 @pytest.mark.parametrize("window", [None, 1024])

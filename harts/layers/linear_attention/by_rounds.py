@@ -89,7 +89,7 @@ class PublicKernel(Generic[InputsT_contra]):
     """A kernel library's public function for packed sequences, in the form that rounds call.
 
     Example (fla; our queries are scaled already):
-        >>> PublicKernel(
+        >>> PublicKernel(  # doctest: +SKIP
         ...     function=partial(fla.ops.gated_delta_rule.chunk_gated_delta_rule, scale=1.0, output_final_state=True),
         ...     arguments=lambda x: {"q": x.query, "k": x.key, "v": x.value, "g": x.decay, "beta": x.beta},
         ...     chunk_size=64,
