@@ -7,6 +7,7 @@ python -m benchmarks.layers lm_head --vocabulary 248320 --width 4096  the larges
 from __future__ import annotations
 
 import argparse
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
@@ -94,6 +95,8 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--vocabulary", type=int, default=151936)
     parser.add_argument("--liger", action="store_true", help="time Liger's mean loss, too")
     options = parser.parse_args(arguments)
+    if options.liger and importlib.util.find_spec("liger_kernel") is None:
+        parser.error("--liger needs liger-kernel, which is not installed. Run `pip install liger-kernel`.")
     give_up_after(300)
     problem = Problem.draw(options.edges, options.width, options.vocabulary)
     verify(problem)
