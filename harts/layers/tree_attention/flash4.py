@@ -143,7 +143,7 @@ def tiles_for(head_width: int, value_width: int) -> Tiles:
     return Tiles(
         forward=(128, 64),
         backward=_backward(64, 48, stages=(2, 1, 1), swap=False, layouts=(1, 1, 1)),
-        # 0.933 of dense attention with them, 0.961 without.
+        # 0.93 of dense attention's speed with intervals, 0.96 with the package's loops.
         intervals=False,
     )
 
