@@ -35,8 +35,9 @@ class State(NamedTuple):
 
     bin_J: NDArray[np.int64]
     """Microbatch of each job."""
-    used_SB: NDArray[np.int16]
-    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch."""
+    used_BS: NDArray[np.int16]
+    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch. A move touches two microbatches, and
+    segments of one subtree stand together."""
     work_B: NDArray[np.int64]
     """Work of each microbatch."""
     tokens_B: NDArray[np.int64]
@@ -116,7 +117,7 @@ def _exponential(state):
 def _exchange(shape, state, count, source, target):
     """Move each of the jobs at hand from one of the two microbatches to the other; twice changes nothing."""
     parent_S, own_S, size_S, tail_J = shape.parent_S, shape.own_S, shape.size_S, shape.tail_J
-    bin_J, used_SB, work_B, tokens_B = state.bin_J, state.used_SB, state.work_B, state.tokens_B
+    bin_J, used_BS, work_B, tokens_B = state.bin_J, state.used_BS, state.work_B, state.tokens_B
     moved = state.moved
     for i in range(count):
         job = moved[i]
@@ -125,16 +126,16 @@ def _exchange(shape, state, count, source, target):
         bin_J[job] = new
         segment = tail_J[job]
         while segment >= 0:
-            used_SB[segment, old] -= 1
-            if used_SB[segment, old] > 0:
+            used_BS[old, segment] -= 1
+            if used_BS[old, segment] > 0:
                 break
             work_B[old] -= own_S[segment]
             tokens_B[old] -= size_S[segment]
             segment = parent_S[segment]
         segment = tail_J[job]
         while segment >= 0:
-            used_SB[segment, new] += 1
-            if used_SB[segment, new] > 1:
+            used_BS[new, segment] += 1
+            if used_BS[new, segment] > 1:
                 break
             work_B[new] += own_S[segment]
             tokens_B[new] += size_S[segment]
@@ -197,7 +198,7 @@ def _makespan_of_moved(shape, state, one, other):
     for place in range(0, order.size, shape.ranks):
         work = work_B[order[place]]
         is_behind, is_before = first > place and larger <= work, second < place and smaller >= work
-        if not (is_behind or is_before):  # the largest of which neither of the two stands before this place, or one, or both
+        if not (is_behind or is_before):  # of the two, none may stand before this place, or one, or both
             work = _work_without(order, work_B, place, first, second)
             work = max(work, min(larger, _work_without(order, work_B, place - 1, first, second)))
             work = max(work, min(smaller, _work_without(order, work_B, place - 2, first, second)))
@@ -211,8 +212,8 @@ def _place_all(shape, state):
     for job in range(state.bin_J.size):
         number, segment = state.bin_J[job], shape.tail_J[job]
         while segment >= 0:
-            state.used_SB[segment, number] += 1
-            if state.used_SB[segment, number] > 1:
+            state.used_BS[number, segment] += 1
+            if state.used_BS[number, segment] > 1:
                 break
             state.work_B[number] += shape.own_S[segment]
             state.tokens_B[number] += shape.size_S[segment]
@@ -468,7 +469,7 @@ def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tupl
     zeros_B = np.zeros(num_bins, dtype=np.int64)
     state = State(
         bin_J.copy(),
-        np.zeros((segments, num_bins), dtype=np.int16),
+        np.zeros((num_bins, segments), dtype=np.int16),
         zeros_B,
         zeros_B.copy(),
         zeros_B.copy(),
