@@ -26,7 +26,7 @@ UNBOUNDED = 1 << 60
 OVER_GROWTH = 1.045
 """Factor of the weight of tokens beyond the limit, from stage to stage; the last is 270 times the first."""
 
-inlined = numba.njit(cache=True, forceinline=True, _nrt=False)
+inlined = numba.njit(cache=True, forceinline=True, _nrt=False)  # type: ignore[call-overload]
 """For what runs for every move: without reference counts of arrays, which take two thirds of the time."""
 
 
@@ -36,8 +36,8 @@ class State(NamedTuple):
     bin_J: NDArray[np.int64]
     """Microbatch of each job."""
     used_BS: NDArray[np.int16]
-    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch. A move touches two microbatches, and
-    segments of one subtree stand together."""
+    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch. A move touches two microbatches,
+    and segments of one subtree stand together."""
     work_B: NDArray[np.int64]
     """Work of each microbatch."""
     tokens_B: NDArray[np.int64]
