@@ -21,8 +21,13 @@ MAX_SUBTREE = 256
 """Jobs below the largest branch point whose part in a microbatch is moved at once."""
 HIGHEST_ANNEALED, HIGHEST_LEVELED = 4, 8
 """Of 16 moves of annealing and of leveling, so many begin at the highest microbatch of a slot."""
+UNBOUNDED = 1 << 60
+"""More work than any."""
 OVER_GROWTH = 1.045
 """Factor of the weight of tokens beyond the limit, from stage to stage; the last is 270 times the first."""
+
+inlined = numba.njit(cache=True, forceinline=True, _nrt=False)  # type: ignore[call-overload]
+"""For what runs for every move: without reference counts of arrays, which take two thirds of the time."""
 
 
 class State(NamedTuple):
@@ -30,8 +35,9 @@ class State(NamedTuple):
 
     bin_J: NDArray[np.int64]
     """Microbatch of each job."""
-    used_SB: NDArray[np.int16]
-    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch."""
+    used_BS: NDArray[np.int16]
+    """Children (jobs, for a leaf) of each segment that have jobs in each microbatch. A move touches two microbatches,
+    and segments of one subtree stand together."""
     work_B: NDArray[np.int64]
     """Work of each microbatch."""
     tokens_B: NDArray[np.int64]
@@ -79,7 +85,7 @@ class Shape(NamedTuple):
     """Mean work of a token."""
 
 
-@numba.njit(cache=True)
+@inlined
 def _random(state):
     """The next 64 bits of SplitMix64 (Steele, Lea and Flood 2014)."""
     state[0] += np.uint64(0x9E3779B97F4A7C15)
@@ -89,13 +95,13 @@ def _random(state):
     return z ^ (z >> np.uint64(31))
 
 
-@numba.njit(cache=True)
+@inlined
 def _below(state, bound):
     """A random integer from 0 to `bound` - 1."""
     return np.int64((_random(state) >> np.uint64(33)) % np.uint64(bound))
 
 
-@numba.njit(cache=True)
+@inlined
 def _exponential(state):
     """A random number of about the exponential distribution, mean near 1, by halving: no logarithm is taken."""
     bits = np.int64(_random(state) >> np.uint64(12))
@@ -107,62 +113,96 @@ def _exponential(state):
     return 0.6931471805599453 * (whole + np.int64(_random(state) >> np.uint64(33)) / 2147483648.0)
 
 
-@numba.njit(cache=True)
-def _remove(shape, state, job):
-    source = state.bin_J[job]
-    segment = shape.tail_J[job]
-    while segment >= 0:
-        state.used_SB[segment, source] -= 1
-        if state.used_SB[segment, source] > 0:
-            return
-        state.work_B[source] -= shape.own_S[segment]
-        state.tokens_B[source] -= shape.size_S[segment]
-        segment = shape.parent_S[segment]
+@inlined
+def _exchange(shape, state, count, source, target):
+    """Move each of the jobs at hand from one of the two microbatches to the other; twice changes nothing."""
+    parent_S, own_S, size_S, tail_J = shape.parent_S, shape.own_S, shape.size_S, shape.tail_J
+    bin_J, used_BS, work_B, tokens_B = state.bin_J, state.used_BS, state.work_B, state.tokens_B
+    moved = state.moved
+    for i in range(count):
+        job = moved[i]
+        old = bin_J[job]
+        new = target if old == source else source
+        bin_J[job] = new
+        segment = tail_J[job]
+        while segment >= 0:
+            used_BS[old, segment] -= 1
+            if used_BS[old, segment] > 0:
+                break
+            work_B[old] -= own_S[segment]
+            tokens_B[old] -= size_S[segment]
+            segment = parent_S[segment]
+        segment = tail_J[job]
+        while segment >= 0:
+            used_BS[new, segment] += 1
+            if used_BS[new, segment] > 1:
+                break
+            work_B[new] += own_S[segment]
+            tokens_B[new] += size_S[segment]
+            segment = parent_S[segment]
 
 
-@numba.njit(cache=True)
-def _insert(shape, state, job, target):
-    state.bin_J[job] = target
-    segment = shape.tail_J[job]
-    while segment >= 0:
-        state.used_SB[segment, target] += 1
-        if state.used_SB[segment, target] > 1:
-            return
-        state.work_B[target] += shape.own_S[segment]
-        state.tokens_B[target] += shape.size_S[segment]
-        segment = shape.parent_S[segment]
-
-
-@numba.njit(cache=True)
-def _resort(state, number):
+@inlined
+def _resort(order, place_B, work_B, number):
     """Put one microbatch in its place by descending work, the others being sorted."""
-    place, work = state.place_B[number], state.work_B[number]
-    order = state.sorted_B
-    while place > 0 and state.work_B[order[place - 1]] < work:
+    place, work = place_B[number], work_B[number]
+    while place > 0 and work_B[order[place - 1]] < work:
         order[place] = order[place - 1]
-        state.place_B[order[place]] = place
+        place_B[order[place]] = place
         place -= 1
-    while place + 1 < order.size and state.work_B[order[place + 1]] > work:
+    while place + 1 < order.size and work_B[order[place + 1]] > work:
         order[place] = order[place + 1]
-        state.place_B[order[place]] = place
+        place_B[order[place]] = place
         place += 1
     order[place] = number
-    state.place_B[number] = place
+    place_B[number] = place
 
 
-@numba.njit(cache=True)
+@inlined
 def _makespan(shape, state):
     """Without overheads. Without barriers, microbatch `b` runs on rank `b % ranks`."""
-    total = 0
+    order, work_B, ranks, total = state.sorted_B, state.work_B, shape.ranks, 0
     if shape.barrier:
-        for place in range(0, state.sorted_B.size, shape.ranks):
-            total += state.work_B[state.sorted_B[place]]
+        for place in range(0, order.size, ranks):
+            total += work_B[order[place]]
         return total
-    for rank in range(shape.ranks):
+    for rank in range(ranks):
         load = 0
-        for number in range(rank, state.work_B.size, shape.ranks):
-            load += state.work_B[number]
+        for number in range(rank, work_B.size, ranks):
+            load += work_B[number]
         total = max(total, load)
+    return total
+
+
+@inlined
+def _work_without(order, work_B, place, first, second):
+    """Work at a place of the order if the microbatches at two places were not there."""
+    if place >= first:
+        place += 1
+    if place >= second:
+        place += 1
+    if place < 0:
+        return UNBOUNDED
+    return work_B[order[place]] if place < order.size else 0
+
+
+@inlined
+def _makespan_of_moved(shape, state, one, other):
+    """The makespan if the work of two microbatches has changed since they were sorted."""
+    if not shape.barrier:
+        return _makespan(shape, state)
+    order, work_B, total = state.sorted_B, state.work_B, 0
+    first, second = state.place_B[one], state.place_B[other]
+    first, second = min(first, second), max(first, second)
+    larger, smaller = max(work_B[one], work_B[other]), min(work_B[one], work_B[other])
+    for place in range(0, order.size, shape.ranks):
+        work = work_B[order[place]]
+        is_behind, is_before = first > place and larger <= work, second < place and smaller >= work
+        if not (is_behind or is_before):  # of the two, none may stand before this place, or one, or both
+            work = _work_without(order, work_B, place, first, second)
+            work = max(work, min(larger, _work_without(order, work_B, place - 1, first, second)))
+            work = max(work, min(smaller, _work_without(order, work_B, place - 2, first, second)))
+        total += work
     return total
 
 
@@ -170,55 +210,65 @@ def _makespan(shape, state):
 def _place_all(shape, state):
     """Count the jobs where they are, and sort the microbatches."""
     for job in range(state.bin_J.size):
-        _insert(shape, state, job, state.bin_J[job])
+        number, segment = state.bin_J[job], shape.tail_J[job]
+        while segment >= 0:
+            state.used_BS[number, segment] += 1
+            if state.used_BS[number, segment] > 1:
+                break
+            state.work_B[number] += shape.own_S[segment]
+            state.tokens_B[number] += shape.size_S[segment]
+            segment = shape.parent_S[segment]
     order = np.argsort(-state.work_B, kind="mergesort")
     for place in range(order.size):
         state.sorted_B[place] = order[place]
         state.place_B[order[place]] = place
 
 
-@numba.njit(cache=True)
+@inlined
 def _sort_two(state, one, other):
-    _resort(state, one)
-    _resort(state, other)
-    _resort(state, one)  # the other may have stood in its way
+    order, place_B, work_B = state.sorted_B, state.place_B, state.work_B
+    _resort(order, place_B, work_B, one)
+    _resort(order, place_B, work_B, other)
+    _resort(order, place_B, work_B, one)  # the other may have stood in its way
 
 
-@numba.njit(cache=True)
+@inlined
 def _sixth_power(shape, work):
     relative = work / shape.height
     cube = relative * relative * relative
     return cube * cube
 
 
-@numba.njit(cache=True)
-def _job_of(state, job, number):
+@inlined
+def _job_of(bin_J, job, number):
     """The first job of a microbatch from the one given on, or the one given if it is empty."""
-    for other in range(job, job + state.bin_J.size):
-        if state.bin_J[other % state.bin_J.size] == number:
-            return other % state.bin_J.size
+    for begin, end in ((job, bin_J.size), (0, job)):
+        for other in range(begin, end):
+            if bin_J[other] == number:
+                return other
     return job
 
 
-@numba.njit(cache=True)
+@inlined
 def _propose(shape, state, random, highest):
     """Choose jobs and where they go: their number, their microbatch and the other. The jobs are in `state.moved`; with
     a swap the last of them come from the other microbatch. No jobs if there is nothing to move. Of 16 moves, `highest`
     begin at the highest microbatch of a slot."""
-    jobs, kind = state.bin_J.size, _below(random, 16)
+    bin_J, kind = state.bin_J, _below(random, 16)
+    jobs = bin_J.size
     job = _below(random, jobs)
     if highest > 0 and _below(random, 16) < highest:
-        job = _job_of(state, job, state.sorted_B[shape.ranks * _below(random, state.sorted_B.size // shape.ranks)])
+        job = _job_of(bin_J, job, state.sorted_B[shape.ranks * _below(random, state.sorted_B.size // shape.ranks)])
     partner = _below(random, jobs)
     if _below(random, 8) > 0:
         distance = 1 + _below(random, 8)
         partner = job + distance if _below(random, 2) > 0 else job - distance
         step = 1 if partner > job else -1
-        while 0 <= partner < jobs and state.bin_J[partner] == state.bin_J[job]:
+        while 0 <= partner < jobs and bin_J[partner] == bin_J[job]:
             partner += step
         if partner < 0 or partner >= jobs:
             return 0, 0, 0
-    source, target = state.bin_J[job], state.bin_J[partner]
+    source, target = bin_J[job], bin_J[partner]
     if kind < 9 and _below(random, 8) == 0:
         target = _below(random, state.work_B.size)
     if source == target:
@@ -235,38 +285,30 @@ def _propose(shape, state, random, highest):
     return count, source, target
 
 
-@numba.njit(cache=True)
+@inlined
 def _take_part(shape, state, random, job, count):
     """Add the jobs that a job's microbatch holds of a subtree around it to `state.moved`; returns their new number."""
-    number, segment = state.bin_J[job], shape.tail_J[job]
+    bin_J, moved, parent_S = state.bin_J, state.moved, shape.parent_S
+    number, segment = bin_J[job], shape.tail_J[job]
     for _ in range(_below(random, 9)):
-        parent = shape.parent_S[segment]
+        parent = parent_S[segment]
         if parent < 0 or shape.count_S[parent] > MAX_SUBTREE:
             break
         segment = parent
     for other in range(shape.first_S[segment], shape.first_S[segment] + shape.count_S[segment]):
-        if state.bin_J[other] == number:
-            state.moved[count] = other
+        if bin_J[other] == number:
+            moved[count] = other
             count += 1
     return count
 
 
-@numba.njit(cache=True)
-def _exchange(shape, state, count, source, target):
-    """Move each of the jobs at hand from one of the two microbatches to the other; twice changes nothing."""
-    for job in state.moved[:count]:
-        to = target if state.bin_J[job] == source else source
-        _remove(shape, state, job)
-        _insert(shape, state, job, to)
-
-
-@numba.njit(cache=True)
+@inlined
 def _over(shape, state, number):
     """Tokens of a microbatch beyond the limit."""
     return max(state.tokens_B[number] - shape.limit, 0)
 
 
-@numba.njit(cache=True)
+@inlined
 def _try_move(shape, state, random, energy, limits):
     """Propose one move and keep it if it raises the energy by less than a random part of the temperature."""
     makespan, penalty, over = energy
@@ -279,16 +321,15 @@ def _try_move(shape, state, random, energy, limits):
     over_after = over - _over(shape, state, source) - _over(shape, state, target)
     _exchange(shape, state, count, source, target)
     over_after += _over(shape, state, source) + _over(shape, state, target)
-    _sort_two(state, source, target)
-    makespan_after = _makespan(shape, state)
+    makespan_after = _makespan_of_moved(shape, state, source, target)
     work_after = state.work_B[source] + state.work_B[target]
     penalty_after += _sixth_power(shape, state.work_B[source]) + _sixth_power(shape, state.work_B[target])
     rise = makespan_after - makespan + work_weight * (work_after - work_before)
     rise += penalty_weight * (penalty_after - penalty) + over_weight * (over_after - over)
     if rise <= 0 or rise <= temperature * _exponential(random):
+        _sort_two(state, source, target)
         return makespan_after, penalty_after, over_after
     _exchange(shape, state, count, source, target)
-    _sort_two(state, source, target)
     return energy
 
 
@@ -362,7 +403,7 @@ def level(problem: Problem, bin_J: NDArray[np.int64], *, num_bins: int, moves: i
     return state.bin_J
 
 
-@numba.njit(cache=True)
+@inlined
 def _unevenness(shape, state):
     """Sum over slots of the fourth power of the largest over the mean, less 1: the worst slots count."""
     total = 0.0
@@ -375,25 +416,37 @@ def _unevenness(shape, state):
     return total
 
 
+@inlined
+def _try_to_level(shape, state, random, reached):
+    """Propose one move and keep it if the step gets shorter, or its slots more even and it neither longer nor more
+    work."""
+    makespan, unevenness = reached
+    count, source, target = _propose(shape, state, random, HIGHEST_LEVELED)
+    if count == 0:
+        return reached
+    work = state.work_B[source] + state.work_B[target]
+    _exchange(shape, state, count, source, target)
+    if _over(shape, state, source) + _over(shape, state, target) == 0:
+        makespan_after = _makespan_of_moved(shape, state, source, target)
+        is_cheap = makespan_after == makespan and state.work_B[source] + state.work_B[target] <= work
+        if makespan_after < makespan or is_cheap:
+            _sort_two(state, source, target)
+            unevenness_after = _unevenness(shape, state)
+            if makespan_after < makespan or unevenness_after < unevenness:
+                return makespan_after, unevenness_after
+            _exchange(shape, state, count, source, target)
+            _sort_two(state, source, target)
+            return reached
+    _exchange(shape, state, count, source, target)
+    return reached
+
+
 @numba.njit(cache=True)
 def _level(shape, state, random, moves):
-    """Keep moves that make the step shorter, or slots more even and neither the step longer nor its work more."""
-    makespan, unevenness = _makespan(shape, state), _unevenness(shape, state)
+    """Try so many moves."""
+    reached = _makespan(shape, state), _unevenness(shape, state)
     for _ in range(moves):
-        count, source, target = _propose(shape, state, random, HIGHEST_LEVELED)
-        if count == 0:
-            continue
-        work = state.work_B[source] + state.work_B[target]
-        _exchange(shape, state, count, source, target)
-        _sort_two(state, source, target)
-        if _over(shape, state, source) + _over(shape, state, target) == 0:
-            shorter = makespan - _makespan(shape, state)
-            is_cheap = shorter >= 0 and state.work_B[source] + state.work_B[target] <= work
-            if shorter > 0 or (is_cheap and _unevenness(shape, state) < unevenness):
-                makespan, unevenness = makespan - shorter, _unevenness(shape, state)
-                continue
-        _exchange(shape, state, count, source, target)
-        _sort_two(state, source, target)
+        reached = _try_to_level(shape, state, random, reached)
 
 
 def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:
@@ -416,7 +469,7 @@ def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tupl
     zeros_B = np.zeros(num_bins, dtype=np.int64)
     state = State(
         bin_J.copy(),
-        np.zeros((segments, num_bins), dtype=np.int16),
+        np.zeros((num_bins, segments), dtype=np.int16),
         zeros_B,
         zeros_B.copy(),
         zeros_B.copy(),

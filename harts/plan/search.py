@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from harts.plan import pack, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
+from harts.plan.fill import fill_slots
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
 
@@ -21,7 +22,11 @@ FINE_TOLERANCE, COARSE_TOLERANCE = 2.0**-13, 2.0**-9
 """Steps of the bisection on the capacity, for few and for many jobs."""
 FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
-
+FILL_CAPACITIES = (1.35, 1.3, 1.25, 1.2, 1.15, 1.1)
+"""Where plans are not annealed, bins of so much work are packed to fill slots with their parts. In units of the work of
+as many tokens as the limit: less cuts trees that could stay whole, more leaves a few large parts that nothing evens."""
+NEAR = 1.015
+"""Not if a plan is as near to the bound as this: what a large step is to reach."""
 
 FEWER_ATTEMPTS = 2
 """Annealings that look for a plan with a slot less than the best has."""
@@ -67,6 +72,8 @@ def search(problem: Problem, *, seed: int) -> Found:
         candidates += _balanced(problem, bound, fewest)
         if is_small and min(candidates, key=_order).makespan > bound.makespan:
             candidates += _annealed(problem, candidates, bound, seed)
+        if not is_small and problem.barrier and min(candidates, key=_order).makespan > NEAR * bound.makespan:
+            candidates += _filled(problem)
     return Found(
         schedule=min(candidates, key=_order),
         bound=bound,
@@ -110,6 +117,18 @@ def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Sche
                 packed = schedule(problem, bin_J)
                 best = min(best or packed.makespan, packed.makespan)
                 yield packed
+
+
+def _filled(problem: Problem) -> Iterator[Schedule]:
+    """Packings whose parts of trees fill slots anew."""
+    full = problem.total_work * problem.limit / int(problem.size_S.sum())
+    for share in FILL_CAPACITIES:
+        capacity = int(share * full)
+        trie = pack.trie_of(problem, capacity)
+        bin_I, _ = pack.pack(trie, capacity, problem.limit, pack.FIRST_FIT, 0)
+        bin_J = fill_slots(problem, bin_I[trie.item_J])
+        if bin_J is not None:
+            yield schedule(problem, portfolio.close_gaps(bin_J))
 
 
 def _annealed(problem: Problem, candidates: list[Schedule], bound: LowerBound, seed: int) -> Iterator[Schedule]:
