@@ -19,7 +19,7 @@ MORE_SLOTS = 4
 """Slots tried beyond the fewest that could hold all tokens, as a part of these: one in so many."""
 
 
-def fill_slots(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64] | None:
+def fill_evenly(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64] | None:
     """Place the parts of a packing's bins anew.
 
     Args:

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from harts.plan import pack, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
-from harts.plan.fill import fill_slots
+from harts.plan.fill import fill_evenly
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
 
@@ -126,7 +126,7 @@ def _filled(problem: Problem) -> Iterator[Schedule]:
         capacity = int(share * full)
         trie = pack.trie_of(problem, capacity)
         bin_I, _ = pack.pack(trie, capacity, problem.limit, pack.FIRST_FIT, 0)
-        bin_J = fill_slots(problem, bin_I[trie.item_J])
+        bin_J = fill_evenly(problem, bin_I[trie.item_J])
         if bin_J is not None:
             yield schedule(problem, portfolio.close_gaps(bin_J))
 
