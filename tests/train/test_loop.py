@@ -175,6 +175,7 @@ def run_child(folder: Path, moment: str, *, kill_after_seconds: float | None = N
     return process.exitcode
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_equals_one_that_was_not(uninterrupted, tmp_path):
     moments = [
         "checkpoint half written",  # the first one: there is nothing to go back to
