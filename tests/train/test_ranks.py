@@ -74,7 +74,7 @@ def test_routers_are_those_of_the_whole_step(balance):
     assert_gradients_close(gradients(models[4].module), summed, ratio=1e-10)
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_train_the_step_of_one(tmp_path: Path, ranks: int):
     """As `tests/gpu/test_ranks_nccl.py` does with NCCL."""
     set_forkserver_preload([run_process.__module__])  # one process imports, the others are copies of it

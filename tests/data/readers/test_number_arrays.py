@@ -151,7 +151,7 @@ def test_any_object(least: int, value: dict[str, Any], layout: tuple[str, str]):
 
 
 @pytest.mark.parametrize("least", [1])
-@settings(max_examples=1000)
+@settings(max_examples=500)
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=3), LAYOUTS, st.data())
 def test_any_damage(least: int, value: dict[str, Any], layout: tuple[str, str], data: st.DataObject):
     """A byte changed, removed or added: whatever the json module refuses is left to it, the rest is the same."""
