@@ -52,35 +52,34 @@ def rebound(function: Callable[..., Any], **names: Any) -> types.FunctionType:
     return copy
 
 
-def _place(function: Callable[..., Any], name: str) -> int:
-    """Of an argument behind `self`."""
-    return list(inspect.signature(function).parameters).index(name) - 1
+def _longest_rows_first(base: type[Any]) -> Callable[..., None]:
+    """The `__call__` of a kernel of the package, whose work is taken up in the order of its auxiliary tensors."""
+    signature = inspect.signature(base.__call__)
+    place = list(signature.parameters).index("aux_data") - 1  # behind `self`
+
+    @cute.jit
+    def __call__(self, *arguments: Any):  # noqa: N807 - becomes a method
+        _, order, group_ends = arguments[place].tensors
+        launch = rebound(base.__call__, SingleTileScheduler=longest_first(order, group_ends))
+        cute.jit(launch)(self, *arguments)
+
+    # What is compiled is typed by its signature.
+    inspect.unwrap(__call__).__signature__ = signature
+    return __call__
 
 
 class TreeForward(FlashAttentionForwardSm90):
     """The forward pass. Its auxiliary tensors are the subtree ends, and order and groups of its lists' rows."""
 
+    __call__ = _longest_rows_first(FlashAttentionForwardSm90)
     kernel = cute.kernel(rebound(FlashAttentionForwardSm90.kernel, AttentionMask=TreeMask))
-
-    @cute.jit
-    def __call__(self, *arguments: Any):
-        _, order, group_ends = arguments[_place(FlashAttentionForwardSm90.__call__, "aux_data")].tensors
-        scheduler = longest_first(order, group_ends)
-        launch = rebound(FlashAttentionForwardSm90.__call__, SingleTileScheduler=scheduler)
-        cute.jit(launch)(self, *arguments)
 
 
 class TreeBackward(FlashAttentionBackwardSm90):
     """The backward pass. Its auxiliary tensors are the subtree ends, and order and groups of its lists' rows."""
 
+    __call__ = _longest_rows_first(FlashAttentionBackwardSm90)
     kernel = cute.kernel(rebound(FlashAttentionBackwardSm90.kernel, AttentionMask=TreeMask))
-
-    @cute.jit
-    def __call__(self, *arguments: Any):
-        _, order, group_ends = arguments[_place(FlashAttentionBackwardSm90.__call__, "aux_data")].tensors
-        scheduler = longest_first(order, group_ends)
-        launch = rebound(FlashAttentionBackwardSm90.__call__, SingleTileScheduler=scheduler)
-        cute.jit(launch)(self, *arguments)
 
 
 class TreeBackwardInIntervals(TreeBackward):
@@ -94,11 +93,6 @@ class TreeBackwardInIntervals(TreeBackward):
             dQaccum_store_block_sparse_bwd_sm90=store_query_gradients,
         )
     )
-
-
-# What is compiled is typed by its signature.
-for _tree in (TreeForward, TreeBackward):
-    inspect.unwrap(_tree.__call__).__signature__ = inspect.signature(_tree.__base__.__call__)
 
 
 @functools.cache
