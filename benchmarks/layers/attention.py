@@ -3,6 +3,7 @@
     python -m benchmarks.layers attention --json                  trees of a given form, all head widths
     python -m benchmarks.layers attention --shapes FOLDER         real trees too, in both orders of siblings
     python -m benchmarks.layers attention --widths 128 --sweep    candidates for tiles as well
+    python -m benchmarks.layers attention --widths 128 --windows 1024    through windows as well, against dense with one
 
 TFLOP/s count visible pairs of a query and a key only: 2 x pairs x query heads x (key width + value width) for a
 forward pass, 2.5 times that for a backward pass. Times are medians of interleaved repeats. Outputs and gradients are
@@ -85,6 +86,7 @@ def main(arguments: list[str]) -> None:
     parser.add_argument("--shapes", type=Path, help="folder of recorded shapes (*.jsonl.gz)")
     parser.add_argument("--sweep", action="store_true", help="candidates for tiles too")
     parser.add_argument("--flex", nargs="*", choices=HEADS, default=["128"], help="widths with FlexAttention beside")
+    parser.add_argument("--windows", nargs="+", type=int, default=[], help="positions that a query sees")
     parser.add_argument("--repeats", type=int, default=7)
     options = parser.parse_args(arguments)
     faulthandler.dump_traceback_later(LIMIT_SECONDS, exit=True)
@@ -96,12 +98,16 @@ def main(arguments: list[str]) -> None:
         if options.sweep:
             contenders += _candidates(heads, [tree for tree in trees if tree.name in _SWEPT])
         rows += measure(name, contenders, repeats=options.repeats)
+        for window in options.windows:
+            windowed = [tree.through(window) for tree in trees if tree.name in _WINDOWED]
+            rows += measure(name, list(_contenders(heads, windowed, window=window)), repeats=options.repeats)
         _write({"rows": rows, **gpu_provenance()})
     faulthandler.cancel_dump_traceback_later()
     if options.json:
         print(json.dumps({"rows": rows, **gpu_provenance()}))
 
 
+_WINDOWED = ("prefix 8192 + 12 x 2048", "prefix 8192 + 96 x 256", "caterpillar 512, trunk first")
 _SWEPT = ("prefix 8192 + 12 x 2048", "prefix 8192 + 192 x 128", "caterpillar 128, leaf first")
 
 
@@ -138,17 +144,20 @@ def measure(name: str, contenders: list[Contender], *, repeats: int) -> list[Row
     return rows
 
 
-def _contenders(heads: Heads, trees: list[Tree], *, flex: bool) -> Iterator[Contender]:
+def _contenders(
+    heads: Heads, trees: list[Tree], *, flex: bool = False, window: int | None = None
+) -> Iterator[Contender]:
     """Dense attention, then every tree with the product's tiles."""
     from flash_attn.cute.interface import flash_attn_func
 
     from harts.layers.tree_attention.flash4 import tiles_for
 
-    path = Tree.of("one path", np.arange(TOKENS))
+    path = Tree.of("one path", np.arange(TOKENS)).through(window)
+    options = {"causal": True} if window is None else {"window_size": (window - 1, 0)}
 
     def dense(inputs: list[Tensor]) -> Tensor:
         query, key, value = (x.transpose(0, 1)[None] for x in inputs)
-        return flash_attn_func(query, key, value, softmax_scale=_scale(heads), causal=True)[0][0].transpose(0, 1)
+        return flash_attn_func(query, key, value, softmax_scale=_scale(heads), **options)[0][0].transpose(0, 1)
 
     yield Contender(kernel="dense flash4", tree=path, forward=dense)
     for tree in trees:
@@ -185,7 +194,9 @@ def _candidates(heads: Heads, trees: list[Tree]) -> Iterator[Contender]:
 
 
 def _blocks(tree: Tree, forward: tuple[int, int], backward: tuple[int, int]) -> AttentionBlocks:
-    blocks = attention_blocks(tree.subtree_end_T, tree.position_T, forward_size=forward, backward_size=backward)
+    blocks = attention_blocks(
+        tree.subtree_end_T, tree.position_T, forward_size=forward, backward_size=backward, window=tree.window
+    )
     return blocks.to(torch.device("cuda"))
 
 
@@ -263,11 +274,14 @@ def _reference(heads: Heads, tree: Tree, inputs: list[Tensor], upstream: Tensor)
     key, value = inputs[1][-1].float(), inputs[2][-1].float()
     end = torch.from_numpy(tree.subtree_end_T).cuda()
     token = torch.arange(tree.num_tokens, device="cuda")
+    position = torch.from_numpy(tree.position_T).cuda()
     output, grad_query = torch.empty_like(grad_output), torch.empty_like(query)
     grad_key, grad_value = torch.zeros_like(key), torch.zeros_like(value)
     for start in range(0, tree.num_tokens, size):
         rows = slice(start, start + size)
         mask = (token[None] <= token[rows, None]) & (token[rows, None] < end[None])
+        if tree.window is not None:
+            mask &= position[rows, None] - position[None] < tree.window
         scores = (query[:, rows] @ key.T * scale).masked_fill_(~mask, float("-inf"))
         probabilities = scores.softmax(-1)
         output[:, rows] = probabilities @ value

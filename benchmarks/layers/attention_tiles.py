@@ -21,7 +21,7 @@ def variants(head_width: int, value_width: int) -> dict[str, Tiles]:
     return found | _backward(tiles, head_width)
 
 
-_FORWARD_KEYS = {128: (160, 176), 192: (96, 112), 256: (80,)}
+_FORWARD_KEYS = {128: (160, 176), 192: (96, 112), 256: (64,)}
 
 
 def _backward(tiles: Tiles, head_width: int) -> dict[str, Tiles]:

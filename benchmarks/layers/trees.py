@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -22,6 +22,8 @@ class Tree:
     """[T] int64."""
     position_T: NDArray[np.int64]
     """[T] int64."""
+    window: int | None = None
+    """Positions of its path that a token sees, its own included; None for all."""
 
     @classmethod
     def of(cls, name: str, position_T: NDArray[np.int64]) -> Tree:
@@ -41,7 +43,12 @@ class Tree:
     @property
     def pairs(self) -> int:
         """Queries and the keys they see."""
-        return int((self.position_T + 1).sum())
+        seen_T = self.position_T + 1
+        return int(seen_T.sum() if self.window is None else np.minimum(seen_T, self.window).sum())
+
+    def through(self, window: int | None) -> Tree:
+        """The same tree with this window."""
+        return self if window is None else replace(self, name=f"{self.name}, window {window}", window=window)
 
 
 def prefix_and_branches(prefix: int, branch: int, count: int) -> Tree:

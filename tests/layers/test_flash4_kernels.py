@@ -30,17 +30,27 @@ TOKENS = PREFIX + BRANCH * BRANCHES
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("widths", "heads"),
-    [((64, 64), (8, 2)), ((128, 128), (8, 2)), ((128, 128), (5, 1)), ((192, 128), (4, 4)), ((256, 256), (4, 1))],
+    ("widths", "heads", "window"),
+    [
+        ((64, 64), (8, 2), None),
+        ((128, 128), (8, 2), None),
+        ((128, 128), (5, 1), None),
+        ((192, 128), (4, 4), None),
+        ((256, 256), (4, 1), None),
+        ((64, 64), (8, 2), 128),
+        ((128, 128), (8, 2), 128),
+        ((256, 256), (4, 1), 128),
+    ],
 )
-def test_both_passes_compile(widths: tuple[int, int], heads: tuple[int, int]):
+def test_both_passes_compile(widths: tuple[int, int], heads: tuple[int, int], window: int | None):
     from harts.layers.tree_attention import flash4
 
     tiles = flash4.tiles_for(*widths)
     end = np.full(TOKENS, TOKENS)
     end[PREFIX:] = PREFIX + np.repeat(np.arange(1, BRANCHES + 1), BRANCH) * BRANCH
     position = np.concatenate([np.arange(PREFIX), np.tile(np.arange(PREFIX, PREFIX + BRANCH), BRANCHES)])
-    blocks = attention_blocks(end, position, forward_size=tiles.forward, backward_size=tiles.backward_block)
+    sizes = {"forward_size": tiles.forward, "backward_size": tiles.backward_block}
+    blocks = attention_blocks(end, position, **sizes, window=window)
     with FakeTensorMode(allow_non_fake_inputs=True):
         call = flash4.Flash4Call(blocks=on_gpu(blocks), scale=0.1, tiles=tiles)
         sizes = ((heads[0], widths[0]), (heads[1], widths[0]), (heads[1], widths[1]))

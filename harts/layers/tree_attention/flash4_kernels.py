@@ -59,7 +59,7 @@ def _longest_rows_first(base: type[Any]) -> Callable[..., None]:
 
     @cute.jit
     def __call__(self, *arguments: Any):  # noqa: N807 - becomes a method
-        _, order, group_ends = arguments[place].tensors
+        _, order, group_ends, *_ = arguments[place].tensors
         launch = rebound(base.__call__, SingleTileScheduler=longest_first(order, group_ends))
         cute.jit(launch)(self, *arguments)
 
@@ -69,14 +69,14 @@ def _longest_rows_first(base: type[Any]) -> Callable[..., None]:
 
 
 class TreeForward(FlashAttentionForwardSm90):
-    """The forward pass. Its auxiliary tensors are the subtree ends, and order and groups of its lists' rows."""
+    """The forward pass, with the auxiliary tensors of `TreeMask`."""
 
     __call__ = _longest_rows_first(FlashAttentionForwardSm90)
     kernel = cute.kernel(rebound(FlashAttentionForwardSm90.kernel, AttentionMask=TreeMask))
 
 
 class TreeBackward(FlashAttentionBackwardSm90):
-    """The backward pass. Its auxiliary tensors are the subtree ends, and order and groups of its lists' rows."""
+    """The backward pass, with the auxiliary tensors of `TreeMask`."""
 
     __call__ = _longest_rows_first(FlashAttentionBackwardSm90)
     kernel = cute.kernel(rebound(FlashAttentionBackwardSm90.kernel, AttentionMask=TreeMask))

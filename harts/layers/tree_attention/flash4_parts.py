@@ -30,18 +30,29 @@ from harts.layout.attention_blocks import GROUPS
 
 
 class TreeMask(AttentionMask):
-    """Hides keys whose subtree a query is not in. The auxiliary tensors begin with the subtree ends."""
+    """Hides keys that a query does not see.
+
+    The auxiliary tensors of a call are the subtree ends, order and groups of its lists' rows, and with a window the
+    positions of tokens and the ends of their windows.
+    """
 
     def apply_mask(self, acc_S: cute.Tensor, **asked: Any) -> None:
         """Mask the scores of a block; without a `mask_mod` it is full, and only what lies behind the last key goes."""
         if asked.get("mask_mod") is None:
             super().apply_mask(acc_S, **asked)
         else:
-            self.hide(acc_S, asked["m_block"], asked["n_block"], asked["thr_mma"], asked["aux_data"].tensors[0])
+            subtree_end, _, _, *window = asked["aux_data"].tensors
+            self.hide(acc_S, asked["m_block"], asked["n_block"], asked["thr_mma"], subtree_end, *window)
 
     @cute.jit
     def hide(
-        self, acc_S: cute.Tensor, m_block: Int32, n_block: Int32, thr_mma: cute.TiledMma, subtree_end: cute.Tensor
+        self,
+        acc_S: cute.Tensor,
+        m_block: Int32,
+        n_block: Int32,
+        thr_mma: cute.TiledMma,
+        subtree_end: cute.Tensor,
+        *window: cute.Tensor,
     ) -> None:
         """Set the scores of hidden keys to minus infinity; `subtree_end` is 0 behind the last key."""
         scores = layout_utils.reshape_acc_to_mn(acc_S, transpose=self.swap_AB)
@@ -53,16 +64,24 @@ class TreeMask(AttentionMask):
         query_mode, key_mode = (1, 0) if const_expr(self.swap_AB) else (0, 1)
         first_key = own[0][key_mode] + n_block * self.tile_n
         below = cute.make_rmem_tensor(cute.size(own.shape[1]), Int32)
+        window_end = cute.make_rmem_tensor(cute.size(own.shape[1]), Int32)
         for column in cutlass.range_constexpr(cute.size(own.shape[1])):
             key = first_key + first[0, column][key_mode]
             below[column] = subtree_end[key] - key
+            if const_expr(len(window) == 2):
+                window_end[column] = window[1][key]
         for row in cutlass.range_constexpr(cute.size(own.shape[0])):
             query = own[row, 0][query_mode] + m_block * self.tile_m
             if const_expr(self.qhead_per_kvhead_packgqa != 1):
                 query = query // self.qhead_per_kvhead_packgqa
+            position = Int32(0)
+            if const_expr(len(window) == 2):
+                position = window[0][query]
             for column in cutlass.range_constexpr(cute.size(own.shape[1])):
                 distance = query - first_key - first[0, column][key_mode]
                 seen = (distance >= 0) & (distance < below[column])
+                if const_expr(len(window) == 2):
+                    seen = seen & (position < window_end[column])
                 scores[row, column] = scores[row, column] if seen else -cutlass.Float32.inf
 
 
