@@ -22,6 +22,7 @@ import faulthandler
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -175,19 +176,18 @@ def times_of_tree(kind: Kind, name: str, tree: PrefixTree, *, by_rounds: bool) -
         "tree": forward_backward(kind, in_runs, lambda x: kind.tree(x, launch)),
         "gathers": forward_backward(kind, streams, lambda x: owned_rows(kind.tree(gathered(x), launch), rows)),
     }
+    alone = launch_index(plan_launch(trees.chain(num_tokens, 1, CHUNK_SIZE), CHUNK_SIZE)).to(device)
+    one = kind.public if kind.public_gradient else partial(kind.tree, launch=alone)
+    work["one"] = forward_backward(kind, streams, one)
     if kind.public_gradient:
+        cu_seqlens = equal_sequences(num_tokens, trajectories)
+        work["packed"] = forward_backward(kind, streams, lambda x: kind.public(x, cu_seqlens))
+    if kind.convolved:
         before = mixed(streams)
         work["layer"] = forward_backward(
             kind, before, lambda x: owned_rows(kind.tree(convolved(x, streams, index, gathered), launch), rows)
         )
-        work["layer one"] = forward_backward(kind, before, lambda x: kind.public(convolved_by_fla(x, streams)))
-    if kind.public_gradient:
-        cu_seqlens = equal_sequences(num_tokens, trajectories)
-        work["one"] = forward_backward(kind, streams, kind.public)
-        work["packed"] = forward_backward(kind, streams, lambda x: kind.public(x, cu_seqlens))
-    else:
-        alone = launch_index(plan_launch(trees.chain(num_tokens, 1, CHUNK_SIZE), CHUNK_SIZE)).to(device)
-        work["one"] = forward_backward(kind, streams, lambda x: kind.tree(x, alone))
+        work["layer one"] = forward_backward(kind, before, lambda x: one(convolved_by_fla(x, streams)))
     if by_rounds and kind.rounds is not None:
         rounds = kind.rounds
         work["by rounds"] = forward_backward(kind, streams, lambda x: rounds(x, runs))

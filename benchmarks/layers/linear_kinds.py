@@ -42,6 +42,8 @@ class Kind:
     """False where fla refuses the gradient on Hopper with some Triton; then ours without branches is the floor."""
     constant: tuple[str, ...] = ()
     """Streams that are not of tokens."""
+    convolved: bool = True
+    """Whether layers of it have a short convolution."""
 
 
 def _bf16(*shape: int) -> Tensor:
@@ -114,13 +116,14 @@ def _delta(function: Callable[..., Any], *, bounded: bool | None, heads: int, ch
     )
 
 
-def _decays(*, groups: int, heads: int, value_width: int, constant: bool) -> Kind:
+def _decays(*, groups: int, heads: int, value_width: int, constant: bool, convolved: bool = False) -> Kind:
     return Kind(
         streams=partial(_decay_streams, groups=groups, heads=heads, value_width=value_width, constant=constant),
         tree=_decay_tree,
         public=_decay_public,
         public_gradient=constant,
         constant=("g",) if constant else (),
+        convolved=convolved,
     )
 
 
@@ -130,5 +133,5 @@ KINDS = {
     "kda-bounded": _delta(chunk_kda, bounded=True, heads=32, channels=128),
     "lightning": _decays(groups=32, heads=32, value_width=128, constant=True),
     "simple-gla": _decays(groups=32, heads=32, value_width=128, constant=False),
-    "ssd": _decays(groups=8, heads=64, value_width=64, constant=False),
+    "ssd": _decays(groups=8, heads=64, value_width=64, constant=False, convolved=True),
 }
