@@ -12,6 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harts.cli.model_names import HELP
+from harts.cli.options import counting_bar
 from harts.plan.calibration import Calibration
 
 EPILOG = """
@@ -42,12 +43,20 @@ def calibrate(
     """Fit what each part of a microbatch costs on this device.
 
     Times a few microbatches, forward and backward, on trees and flat, of shapes that differ in tokens, depth, branches
-    and trained tokens. Fits costs >= 0 to three quarters of them; the others show how well the costs predict.
+    and trained tokens. Fits costs >= 0 to three quarters of them; the others show how well the costs predict. On a GPU
+    the kernels are compiled first, which takes minutes.
     """
     from harts.cli.measure import measure
 
     try:
-        calibration = measure(model, device=device, max_tokens=max_tokens)
+        with counting_bar() as bar:
+            task = bar.add_task("passes")
+            calibration = measure(
+                model,
+                device=device,
+                max_tokens=max_tokens,
+                progress=lambda done, total: bar.update(task, completed=done, total=total),
+            )
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
         raise typer.Exit(2) from error

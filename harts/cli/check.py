@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Literal
 import typer
 from rich.box import SIMPLE
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
 from harts.cli.model_names import HELP
-from harts.cli.options import ReadingOptions, grouped_options
+from harts.cli.options import ReadingOptions, counting_bar, grouped_options
 from harts.data import Trajectory
 from harts.data.readers import GroupShape
 
@@ -140,15 +139,7 @@ def _run_exact(model: PreTrainedModel, trajectories: list[Trajectory]) -> BitsRe
 @contextmanager
 def _progress(steps: Sequence[str]) -> Iterator[Callable[[str], None]]:
     """A bar, and what moves it to a step."""
-    bar = Progress(
-        TextColumn("{task.description:15}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bar:
+    with counting_bar() as bar:
         task = bar.add_task("", total=len(steps))
         yield lambda step: bar.update(task, description=step, completed=steps.index(step))
 

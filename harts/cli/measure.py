@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Iterator
 
@@ -25,14 +26,29 @@ REPEATS = 5
 HELD_OUT_EVERY = 4
 
 
-def measure(name: str, *, device: str, max_tokens: int) -> Calibration:
-    """Time microbatches of a model and fit its costs."""
+def measure(
+    name: str, *, device: str, max_tokens: int, progress: Callable[[int, int], None] = lambda done, total: None
+) -> Calibration:
+    """Time microbatches of a model and fit its costs.
+
+    Args:
+        name: Of the model, as `--model` takes it.
+        device: Where it runs.
+        max_tokens: Of the largest microbatch.
+        progress: Called with how many passes of how many are done. The first pass over all microbatches of an execution
+            compiles what runs, which takes minutes on a GPU.
+    """
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     model = prepare(load_model(name, dtype=dtype, device=device))
     dimensions = model_dimensions(model.module.config, bytes_per_element=dtype.itemsize)
     designs = list(_designs(max_tokens, model.vocab_size))
     passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in designs]
-    samples = {execution: _time(model, [both[execution] for both in passes]) for execution in ("tree", "flat")}
+    total = 2 * len(passes) * (REPEATS + 1)
+    done = itertools.count(1)
+    samples = {
+        execution: _time(model, [both[execution] for both in passes], lambda: progress(next(done), total))
+        for execution in ("tree", "flat")
+    }
     tokens, saved = max(_saved_bytes(batch, tree, model) for batch, tree in designs)
     on_gpu = model.device.type == "cuda"
     return Calibration(
@@ -103,16 +119,19 @@ def _executions(
     return {"tree": (packed, size), "flat": (flat, flat_size)}
 
 
-def _time(model: TreeModel, passes: list[tuple[PackedLayout | FlatLayout, MicrobatchSize]]) -> list[Sample]:
+def _time(
+    model: TreeModel, passes: list[tuple[PackedLayout | FlatLayout, MicrobatchSize]], after_each: Callable[[], None]
+) -> list[Sample]:
     """The fastest of some passes of each microbatch, after one that is not timed.
 
     The repetitions go over all microbatches in turn, so that a slow moment of the device does not fall on one of them.
     """
-    seconds = [[_seconds(model, layout) for layout, _ in passes] for _ in range(REPEATS + 1)]
-    return [
-        Sample(size=size, seconds=min(times))
-        for (_, size), times in zip(passes, zip(*seconds[1:], strict=True), strict=True)
-    ]
+    seconds: list[list[float]] = [[] for _ in passes]
+    for _ in range(REPEATS + 1):
+        for times, (layout, _) in zip(seconds, passes, strict=True):
+            times.append(_seconds(model, layout))
+            after_each()
+    return [Sample(size=size, seconds=min(times[1:])) for (_, size), times in zip(passes, seconds, strict=True)]
 
 
 def _seconds(model: TreeModel, layout: PackedLayout | FlatLayout) -> float:

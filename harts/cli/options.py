@@ -12,13 +12,33 @@ from typing import Annotated, Any, get_origin, get_type_hints
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 
 from harts.data import RolloutGroup
 from harts.data.messages import parse_tools
 from harts.data.readers import FORMATS, GroupShape, SkippedLines, read
 from harts.data.readers.files import size_of
 from harts.data.rendering import Tokenizer, parse_json_file
+
+
+def counting_bar() -> Progress:
+    """A bar of what is done of how many, on stderr, gone at the end."""
+    return Progress(
+        TextColumn("{task.description:15}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
