@@ -15,19 +15,18 @@ from harts.data import Trajectory
 from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import gradients, one_trajectory_at_a_time
-from tests.cases import ANCHORS, CASES, RICH, Case, trajectories_of
+from tests.cases import ANCHORS, BESIDE, CASES, RICH, Case, trajectories_of
 from tests.routing import follow_routes
 
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 ORDERS = 4
 """Summation orders that flat's own noise is the largest difference over."""
-SMALLER = next(case for case in CASES if case.name == "branch_beside_boundary")
-"""What families but `ANCHORS` run by default; `RICH` is slow."""
 
 
 @pytest.mark.parametrize(
     ("model_type", "case"),
-    [(name, SMALLER) for name in supported_types() if name not in ANCHORS]
+    # Families but `ANCHORS` run the larger case with the slow tests only.
+    [(name, BESIDE) for name in supported_types() if name not in ANCHORS]
     + [pytest.param(name, RICH, marks=pytest.mark.slow) for name in supported_types() if name not in ANCHORS]
     + [(name, case) for name in ANCHORS for case in CASES],
     ids=lambda value: value.name if isinstance(value, Case) else value,
