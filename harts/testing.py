@@ -59,7 +59,16 @@ def one_trajectory_at_a_time(
 def forward_one_trajectory_at_a_time(
     model: PreTrainedModel, trajectories: Sequence[Trajectory], objective: Objective
 ) -> tuple[Tensor, Tensor]:
-    """The oracle's log-probs [P], detached, and its loss before its backward pass."""
+    """The oracle without its backward pass.
+
+    Args:
+        model: Not prepared.
+        trajectories: Of one step.
+        objective: Sees all of them at once.
+
+    Returns:
+        The log-probs of the trained tokens [P], detached, and the loss with its graph.
+    """
     batch = TrajectoryBatch.of(trajectories)
     logprobs, entropies = [], []
     for trajectory in trajectories:

@@ -22,25 +22,11 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.objective.streams import Objective
 from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients
-from tests.cases import ANCHORS, CASES, RICH, VOCAB_SIZE, Case, decorate, trajectories_of
+from tests.cases import ANCHORS, CASES, QUICK_CASES, RICH, VOCAB_SIZE, Case, decorate, trajectories_of
 from tests.oracle import Step, step_of, step_of_tiny
 
 MODEL_TYPES = supported_types()
 EXACT = 1e-10
-QUICK_CASES = [
-    case
-    for case in CASES
-    if case.name
-    in (
-        "worked_example",
-        "one_token_beside_others",
-        "branches_in_one_chunk",
-        "depth_beyond_two",
-        "shorter_than_convolution",
-        "forest",
-    )
-]
-"""What every family runs by default; the rest of `CASES` is marked slow but for `ANCHORS`."""
 BRANCHES = next(case for case in CASES if case.name == "branches_in_one_chunk")
 FULL = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 """Clipping, a KL penalty and an entropy bonus at once."""
