@@ -26,8 +26,14 @@ class float64_throughout(TorchDispatchMode):  # noqa: N801 - used like a functio
         self, func: Callable[..., Any], types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
         """Run an operator with float64 wherever it was asked for float32."""
-        options = {k: torch.float64 if v is torch.float32 else v for k, v in (kwargs or {}).items()}
-        return func(*args, **options)
+        if not kwargs:
+            return func(*args)
+        return func(*args, **{k: torch.float64 if v is torch.float32 else v for k, v in kwargs.items()})
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled here, and to keep the compiler out of every operator costs more than the operator."""
+        return False
 
 
 def one_trajectory_at_a_time(
@@ -44,6 +50,24 @@ def one_trajectory_at_a_time(
 
     Returns:
         The log-probs of the trained tokens [P], detached, and the loss.
+    """
+    logprobs_P, loss = forward_one_trajectory_at_a_time(model, trajectories, objective)
+    loss.backward()
+    return logprobs_P, loss.detach()
+
+
+def forward_one_trajectory_at_a_time(
+    model: PreTrainedModel, trajectories: Sequence[Trajectory], objective: Objective
+) -> tuple[Tensor, Tensor]:
+    """The oracle without its backward pass.
+
+    Args:
+        model: Not prepared.
+        trajectories: Of one step.
+        objective: Sees all of them at once.
+
+    Returns:
+        The log-probs of the trained tokens [P], detached, and the loss with its graph.
     """
     batch = TrajectoryBatch.of(trajectories)
     logprobs, entropies = [], []
@@ -74,8 +98,7 @@ def one_trajectory_at_a_time(
             num_trajectories=batch.num_trajectories,
         )
     )
-    output.loss.backward()
-    return logprobs_P.detach(), output.loss.detach()
+    return logprobs_P.detach(), output.loss
 
 
 def gradients(model: nn.Module) -> dict[str, Tensor]:

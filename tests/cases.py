@@ -126,5 +126,21 @@ CASES = [
 ]
 RICH = next(case for case in CASES if case.name == "depth_beyond_two")
 """Where one case must do: deep branches, several in a chunk, short and long segments."""
+BESIDE = next(case for case in CASES if case.name == "branch_beside_boundary")
+"""Where the tree is not the point: branches beside chunk boundaries, with a quarter of `RICH`'s tokens."""
 ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
 """Full attention, a dense hybrid, one with experts: run on all cases, and on what does not depend on the family."""
+QUICK_CASES = [
+    case
+    for case in CASES
+    if case.name
+    in (
+        "worked_example",
+        "one_token_beside_others",
+        "branches_in_one_chunk",
+        "depth_beyond_two",
+        "shorter_than_convolution",
+        "forest",
+    )
+]
+"""What every family runs by default in float64; the rest of `CASES` is marked slow but for `ANCHORS`."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -41,46 +42,48 @@ def tiny_moe(
     return model
 
 
-def route_alone(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> Alone:
-    """Run every trajectory alone and keep what its routers gave, with gradients."""
+@contextmanager
+def routers_kept(model: PreTrainedModel) -> Iterator[Alone]:
+    """What the routers give, with gradients, of every trajectory that is run alone in here; filled at the end."""
     routers = family_of_type(model.config.model_type)[1].routers
-    current: list[tuple[Tensor, Tensor]] = []
+    kept: list[tuple[Tensor, Tensor]] = []
+    alone: Alone = []
 
     def keep(_module: Any, _inputs: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         first, _, last = output
-        current.append((first, last) if first.is_floating_point() else (last, first))
+        kept.append((first, last) if first.is_floating_point() else (last, first))
 
     handles = [m.register_forward_hook(keep) for m in model.modules() if type(m).__name__ in routers]
-    alone = []
-    for trajectory in trajectories:
-        model(torch.from_numpy(trajectory.token_ids)[None], use_cache=False)
-        alone.append(list(current))
-        current.clear()
+    yield alone
     for handle in handles:
         handle.remove()
+    alone.extend(kept[i : i + len(handles)] for i in range(0, len(kept), len(handles)))
+
+
+def route_alone(model: PreTrainedModel, trajectories: Sequence[Trajectory]) -> Alone:
+    """Run every trajectory alone and keep what its routers gave."""
+    with routers_kept(model) as alone, torch.no_grad():
+        for trajectory in trajectories:
+            model(torch.from_numpy(trajectory.token_ids)[None], use_cache=False)
     return alone
 
 
 def reference_losses(
     model: PreTrainedModel,
-    trajectories: Sequence[Trajectory],
+    alone: Alone,
     losses: harts.RouterLosses,
+    *,
+    counts: Sequence[float],
     microbatches: Sequence[Sequence[int]],
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Balance loss, z-loss and loads of a step by definition; gradients of the losses are added to the model."""
+) -> tuple[Tensor, Tensor]:
+    """Balance loss and z-loss of a step by definition, before their coefficients; `counts` are of trajectories."""
     (kind,) = family_of_type(model.config.model_type)[1].routers.values()
-    alone = route_alone(model, trajectories)
-    counts = [t.weight if losses.count_weights else 1.0 for t in trajectories]
-    z = reference.z_loss(alone, counts)
     balance = torch.zeros(())
     if losses.balance is not None:
         split = [[alone[i] for i in m] for m in microbatches]
         split_counts = [[counts[i] for i in m] for m in microbatches]
         balance = reference.balance_loss(split, split_counts, losses.balance, kind.scores)
-    total = losses.balance_coef * balance + losses.z_coef * z
-    if losses.has_losses:
-        total.backward()
-    return balance.detach(), z.detach(), reference.loads(alone, counts)
+    return balance, reference.z_loss(alone, counts)
 
 
 def follow_routes(exact: harts.TreeModel, trajectories: Sequence[Trajectory]) -> list[Trajectory]:

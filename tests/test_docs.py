@@ -207,8 +207,17 @@ def quoted_messages() -> list[str]:
 
 def is_in(message: str, texts: set[str]) -> bool:
     """Whether one of the texts has the pieces of a message between its dots, in order."""
-    pattern = re.compile(".*?".join(re.escape(piece.strip()) for piece in message.split("...")), re.S)
-    return any(pattern.search(text) for text in texts)
+    pieces = [piece.strip() for piece in message.split("...")]
+    return any(has_in_order(text, pieces) for text in texts)
+
+
+def has_in_order(text: str, pieces: list[str]) -> bool:
+    place = 0
+    for piece in pieces:
+        place = text.find(piece, place) + len(piece)
+        if place < len(piece):
+            return False
+    return True
 
 
 def test_quoted_errors_are_in_the_source():

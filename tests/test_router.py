@@ -16,16 +16,17 @@ from transformers.models.qwen3_next.modeling_qwen3_next import load_balancing_lo
 
 import harts
 from harts.data import Trajectory, TrajectoryBatch
+from harts.layers.moe import reference
 from harts.layers.moe.losses import FORMS, StepShare
 from harts.layers.moe.recorder import RouterRecorder
 from harts.layout.packed import PackedLayout, pack
 from harts.logprobs import linear_logprobs
 from harts.models.registry import family_of_type
 from harts.plan import CostModel, Plan, make_plan
-from harts.testing import assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
+from harts.testing import assert_gradients_close, float64_throughout, forward_one_trajectory_at_a_time, gradients
 from harts.tree import build_prefix_tree
-from tests.cases import CASES, RICH, Case, trajectories_of
-from tests.routing import MOE_TYPES, reference_losses, route_alone, tiny_moe
+from tests.cases import BESIDE, CASES, RICH, Case, trajectories_of
+from tests.routing import MOE_TYPES, reference_losses, route_alone, routers_kept, tiny_moe
 from tests.test_plans import random_plan
 
 EXACT = 1e-10
@@ -74,10 +75,14 @@ def assert_step_equals_reference(
     execution = "tree" if plan.sharing else "flat"
     microbatches = [list(m.trajectories) for rank in plan.slots for m in rank if m.trajectories]
     with float64_throughout():
-        one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
-        balance, z, load_MX = reference_losses(model, trajectories, losses, microbatches)
-        expected = gradients(model)
-        model.zero_grad()
+        with routers_kept(model) as alone:
+            _, loss = forward_one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
+        counts = [t.weight if losses.count_weights else 1.0 for t in trajectories]
+        balance, z = reference_losses(model, alone, losses, counts=counts, microbatches=microbatches)
+    (loss + losses.balance_coef * balance + losses.z_coef * z).backward()
+    expected = gradients(model)
+    model.zero_grad()
+    with float64_throughout():
         prepared = harts.prepare(model, router=losses)
         if checkpointing is not None:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs=checkpointing)
@@ -97,7 +102,7 @@ def assert_step_equals_reference(
     total = sum(statistics[1:], start=statistics[0])
     assert total.balance_loss == pytest.approx(balance.item(), rel=EXACT)
     assert total.z_loss == pytest.approx(z.item(), rel=EXACT)
-    np.testing.assert_allclose(total.load_MX, load_MX, rtol=EXACT)
+    np.testing.assert_allclose(total.load_MX, reference.loads(alone, counts), rtol=EXACT)
     assert_gradients_close(expected, actual, ratio=EXACT)
     return total
 
@@ -212,9 +217,9 @@ def test_counting_shared_tokens_once_is_another_loss_and_another_bias():
 @pytest.mark.parametrize("model_type", BIASED)
 @pytest.mark.parametrize("form", ["sign", "proportional"])
 def test_biases_move_as_after_training_each_trajectory_alone(form: Any, model_type: str):
-    trajectories = trajectories_of(RICH)
+    trajectories = trajectories_of(BESIDE)
     with float64_throughout():
-        load_MX = reference_losses(tiny_moe(model_type), trajectories, losses_of(None), [])[2]
+        load_MX = reference.loads(route_alone(tiny_moe(model_type), trajectories), [1.0] * len(trajectories))
         model = harts.prepare(tiny_moe(model_type), router=harts.RouterLosses())
         result = harts.train_step(model, trajectories, OBJECTIVE)
     assert result.router is not None

@@ -20,7 +20,7 @@ from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import assert_close, gradients, one_trajectory_at_a_time
 from harts.tree import build_prefix_tree
-from tests.cases import ANCHORS, CASES, RICH, Case, trajectories_of
+from tests.cases import ANCHORS, BESIDE, CASES, RICH, Case, trajectories_of
 
 OBJECTIVE = harts.grpo(kl_coef=0.1)
 MODEL_TYPES = supported_types()
@@ -38,7 +38,7 @@ def logprob_sum(model: harts.TreeModel, layout: PackedLayout) -> Tensor:
 
 @pytest.mark.parametrize(
     ("case", "model_type"),
-    [(case, name) for name in MODEL_TYPES for case in (CASES if name in ANCHORS else [RICH])],
+    [(case, name) for name in MODEL_TYPES for case in (CASES if name in ANCHORS else [BESIDE])],
     ids=lambda value: value.name if isinstance(value, Case) else value,
 )
 def test_a_token_moves_nothing_outside_its_subtree(case: Case, model_type: str):

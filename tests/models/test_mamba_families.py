@@ -9,7 +9,8 @@ import torch
 
 import harts
 from harts.models.tiny import tiny_model
-from tests.cases import RICH, trajectories_of
+from tests.cases import BESIDE, trajectories_of
+from tests.oracle import step_of
 from tests.test_equivalence import FULL, assert_step_equals_oracle
 
 BIASES = {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True}
@@ -30,7 +31,8 @@ BIASES = {"mamba_proj_bias": True, "attention_bias": True, "mlp_bias": True}
 )
 def test_variants_equal_training_each_trajectory_alone(model_type: str, overrides: dict[str, Any]):
     model = tiny_model(model_type, dtype=torch.float64, overrides=overrides)
-    assert_step_equals_oracle(model, trajectories_of(RICH), FULL)
+    trajectories = trajectories_of(BESIDE)
+    assert_step_equals_oracle(model, trajectories, FULL, expected=step_of(model, trajectories, FULL))
 
 
 @pytest.mark.parametrize(

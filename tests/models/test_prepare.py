@@ -13,8 +13,9 @@ from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qw
 import harts
 from harts.models.registry import supported_types
 from harts.models.tiny import tiny_model
-from harts.testing import assert_gradients_close, float64_throughout, gradients, one_trajectory_at_a_time
-from tests.cases import RICH, trajectories_of
+from harts.testing import assert_gradients_close, float64_throughout, gradients
+from tests.cases import BESIDE, RICH, trajectories_of
+from tests.oracle import step_of
 
 MODEL_TYPES = supported_types()
 OBJECTIVE = harts.grpo()
@@ -53,7 +54,7 @@ def test_parameters_keep_their_names(model_type: str):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_tied_embeddings_and_frozen_parameters(model_type: str):
-    trajectories = trajectories_of(RICH)
+    trajectories = trajectories_of(BESIDE)
 
     def build() -> nn.Module:
         model = tiny_model(model_type, dtype=torch.float64, overrides={"tie_word_embeddings": True})
@@ -78,17 +79,15 @@ def test_lora_adapters(model_type: str):
         torch.manual_seed(0)
         return peft.get_peft_model(tiny_model(model_type), config).double()
 
-    compare_with_oracle(build, trajectories_of(RICH))
+    compare_with_oracle(build, trajectories_of(BESIDE))
 
 
 def compare_with_oracle(build, trajectories) -> None:
+    expected = step_of(build(), trajectories, OBJECTIVE)
+    model = build()
     with float64_throughout():
-        model = build()
-        one_trajectory_at_a_time(model, trajectories, OBJECTIVE)
-        expected = gradients(model)
-        model = build()
         harts.train_step(harts.prepare(model), trajectories, OBJECTIVE)
-    assert_gradients_close(expected, gradients(model), ratio=1e-10)
+    assert_gradients_close(expected.gradients, gradients(model), ratio=1e-10)
 
 
 def test_a_compiled_mlp_keeps_working():

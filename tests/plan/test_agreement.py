@@ -9,12 +9,12 @@ from harts.plan import CostModel, Plan, make_plan
 from harts.plan.agreement import check_agreement
 from harts.tree import tree_from_lcp
 
-TREE = tree_from_lcp([3, 0, 2, 1], [3, 5, 4, 4], [0, 3, 3, 2])
 COST = CostModel(flops_per_token=1.0, flops_per_pair=0.0)
 
 
 def plan_for(ranks: int, limit: int = 8) -> Plan:
-    return make_plan(TREE, max_tokens_per_microbatch=limit, cost=COST, ranks=ranks)
+    tree = tree_from_lcp([3, 0, 2, 1], [3, 5, 4, 4], [0, 3, 3, 2])
+    return make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, ranks=ranks)
 
 
 def traffic(exchange: ThreadExchange, plan: Plan) -> tuple[int, int]:

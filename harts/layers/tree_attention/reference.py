@@ -28,13 +28,14 @@ def tree_attention_reference(
     Returns:
         [heads, T, V].
     """
-    num_tokens = parent_T.numel()
+    num_tokens, parents = parent_T.numel(), parent_T.tolist()
     visible_TT = torch.zeros(num_tokens, num_tokens, dtype=torch.bool)
     for token in range(num_tokens):
-        ancestor, distance = token, 0
-        while ancestor >= 0 and (window is None or distance < window):
-            visible_TT[token, ancestor] = True
-            ancestor, distance = int(parent_T[ancestor]), distance + 1
+        seen, ancestor = [], token
+        while ancestor >= 0 and (window is None or len(seen) < window):
+            seen.append(ancestor)
+            ancestor = parents[ancestor]
+        visible_TT[token, seen] = True
     scores_HTT = (query_HTK @ key_HTK.transpose(-1, -2) * scale).masked_fill(~visible_TT, float("-inf"))
     if sink_H is None:
         return scores_HTT.softmax(-1) @ value_HTV

@@ -143,7 +143,7 @@ def _cut_short_arrays(request: pytest.FixtureRequest, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("least", [1, 2])
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.dictionaries(TEXTS, VALUES, max_size=4), LAYOUTS)
 def test_any_object(least: int, value: dict[str, Any], layout: tuple[str, str]):
     check(json.dumps(value, separators=layout))
@@ -151,7 +151,7 @@ def test_any_object(least: int, value: dict[str, Any], layout: tuple[str, str]):
 
 
 @pytest.mark.parametrize("least", [1])
-@settings(max_examples=500)
+@settings(max_examples=300)
 @given(st.dictionaries(TEXTS, VALUES, min_size=1, max_size=3), LAYOUTS, st.data())
 def test_any_damage(least: int, value: dict[str, Any], layout: tuple[str, str], data: st.DataObject):
     """A byte changed, removed or added: whatever the json module refuses is left to it, the rest is the same."""
@@ -164,7 +164,7 @@ def test_any_damage(least: int, value: dict[str, Any], layout: tuple[str, str], 
         assert same(plain(found), json.loads(damaged))
 
 
-@settings(max_examples=300)
+@settings(max_examples=200)
 @given(st.lists(st.floats(allow_nan=False, allow_infinity=False), min_size=MANY, max_size=MANY))
 def test_floats_are_rounded_as_python_rounds(values: list[float]):
     check(json.dumps({"x": values}))
