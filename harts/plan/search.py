@@ -63,10 +63,23 @@ def search(problem: Problem, *, seed: int) -> Found:
     """
     bound = lower_bound(problem)
     peers = {name: schedule(problem, bin_J) for name, bin_J in _members(problem)}
+    candidates = list(peers.values())
+    # Where one microbatch holds all, nothing is shorter, and the rest of the planner need not be compiled.
+    if problem.ranks * min(candidate.num_slots for candidate in candidates) > 1:
+        candidates = _searched(problem, candidates, bound, seed)
+    return Found(
+        schedule=min(candidates, key=_order),
+        bound=bound,
+        peers={name: peer.makespan for name, peer in peers.items()},
+    )
+
+
+def _searched(problem: Problem, peers: list[Schedule], bound: LowerBound, seed: int) -> list[Schedule]:
+    """The portfolio and whatever else is tried."""
     is_small = problem.num_jobs <= FEW_JOBS
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
     compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in pack.RULES)]
-    candidates = [*peers.values(), *(schedule(problem, bin_J) for bin_J in compact)]
+    candidates = [*peers, *(schedule(problem, bin_J) for bin_J in compact)]
     if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
         fewest = min(candidate.num_slots for candidate in candidates)
         candidates += _balanced(problem, bound, fewest)
@@ -74,11 +87,7 @@ def search(problem: Problem, *, seed: int) -> Found:
             candidates += _annealed(problem, candidates, bound, seed)
         if not is_small and problem.barrier and min(candidates, key=_order).makespan > NEAR * bound.makespan:
             candidates += _filled(problem)
-    return Found(
-        schedule=min(candidates, key=_order),
-        bound=bound,
-        peers={name: peer.makespan for name, peer in peers.items()},
-    )
+    return candidates
 
 
 def _order(candidate: Schedule) -> tuple[int, int, int, float]:
