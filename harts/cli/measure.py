@@ -107,7 +107,9 @@ def _executions(
         tree, chunk_size=dimensions.chunk_size, windows=windows, loss_edges=packed.edges.target_E.numel()
     )
     # As many whole trajectories as the limit allows, so that flat microbatches are no larger than those on trees.
-    members = np.arange(max(1, min(batch.num_trajectories, max_tokens // int(batch.length_N.max()))))
+    most = max(1, min(batch.num_trajectories, max_tokens // int(batch.length_N.max())))
+    # A power of two, as kernels of others are compiled anew for every number of rows.
+    members = np.arange(1 << (most.bit_length() - 1))
     flat = flat_layout(batch, members).to(model.device)
     computed_N = np.full(members.size, flat.token_ids_NL.shape[1])
     flat_size = size_of_flat(
