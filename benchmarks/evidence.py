@@ -16,12 +16,16 @@ def report_file(name: str) -> Path:
     return REPORTS / name
 
 
+_CHANGES = ("status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/reports")
+"""Reports are written while measuring."""
+
+
 def provenance() -> dict[str, str]:
     """Command, commit, hardware, versions."""
     return {
         # Of paths the name alone: where they lie says something about one machine only.
         "command": " ".join(["python -m", f"benchmarks.{Path(sys.argv[0]).stem}", *map(_short, sys.argv[1:])]),
-        "commit": _git("rev-parse", "--short", "HEAD") + (" with changes" if _git("status", "--porcelain") else ""),
+        "commit": _git("rev-parse", "--short", "HEAD") + (" with changes" if _git(*_CHANGES) else ""),
         "hardware": f"{_processor()}, {platform.machine()}, one core; other jobs beside it",
         "python": platform.python_version(),
     }
