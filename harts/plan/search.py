@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from harts.plan import pack, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.fill import fill_evenly
+from harts.plan.prices import priced_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
 
@@ -70,9 +71,12 @@ def search(problem: Problem, *, seed: int) -> Found:
     if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
         fewest = min(candidate.num_slots for candidate in candidates)
         candidates += _balanced(problem, bound, fewest)
-        if is_small and min(candidates, key=_order).makespan > bound.makespan:
+        reached = min(candidates, key=_order).makespan
+        if is_small and problem.barrier and reached > bound.makespan:
+            bound = replace(bound, makespan=priced_bound(problem, known=bound.makespan, reached=reached))
+        if is_small and reached > bound.makespan:
             candidates += _annealed(problem, candidates, bound, seed)
-        if not is_small and problem.barrier and min(candidates, key=_order).makespan > NEAR * bound.makespan:
+        if not is_small and problem.barrier and reached > NEAR * bound.makespan:
             candidates += _filled(problem)
     return Found(
         schedule=min(candidates, key=_order),
