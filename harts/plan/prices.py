@@ -22,12 +22,12 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-VALUE, LEAST_MEAN = 500, 4
+VALUE, LEAST_MEAN = 500, 8
 """What all jobs together are worth for each rank, and the mean of a job from which prices are fine enough."""
 CELLS = 96
 """Intervals of the first slot's height."""
-ROUNDS, PROBE = 400, 100
-"""Prices tried; and in how many the bound must be better than one that is known."""
+ROUNDS, EFFORT, PROBE = 450, 450_000, 100
+"""Prices tried; segments times prices tried; and in how many the bound must be better than one that is known."""
 PATIENCE = 20
 """Prices tried for one interval before the lowest is looked for again."""
 NEAR = 16
@@ -109,7 +109,8 @@ def priced_bound(problem: Problem, *, known: int, reached: int) -> int:
         longest + (top - longest) * np.arange(CELLS) // (CELLS - 1),
     )
     shares = [_shares(weight_S, problem.parent_S, problem.tail_J) for weight_S in (problem.own_S, problem.size_S)]
-    bound = _search(step, np.stack(shares), known >> shift, np.array([ROUNDS, PROBE, PATIENCE]))
+    rounds = min(ROUNDS, EFFORT // problem.parent_S.size)
+    bound = _search(step, np.stack(shares), known >> shift, rounds)
     return max(known, int(bound) << shift)
 
 
@@ -141,9 +142,8 @@ def _shares(weight_S, parent_S, tail_J):
 
 
 @numba.njit(cache=True)
-def _search(step, start_KJ, known, effort):
+def _search(step, start_KJ, known, rounds):
     """Try prices; returns the best bound."""
-    rounds, probe, patience = effort
     jobs, cells = start_KJ.shape[1], step.edge_C.size
     widest = VALUE + jobs // step.ranks + 2
     found = Found(
@@ -162,8 +162,8 @@ def _search(step, start_KJ, known, effort):
     for number in range(rounds):
         if number < start_KJ.shape[0]:
             weight_J[:] = start_KJ[number]
-        elif (number - start_KJ.shape[0]) % patience == 0:
-            if (number > probe and best_C.min() < known) or best_C.min() >= step.edge_C[-1]:
+        elif (number - start_KJ.shape[0]) % PATIENCE == 0:
+            if (number > PROBE and best_C.min() < known) or best_C.min() >= step.edge_C[-1]:
                 break
             lowest = np.argmin(best_C)
             rate *= SLOWER
