@@ -3,7 +3,8 @@
 Every rank computes at least the trie of all its jobs, and a branch point with more below it than one rank (or one
 microbatch) can hold is computed by several. Counting, from the leaves up, by how many at least gives the work that
 all ranks have to do together. A slot that holds the longest trajectory takes as long as that one, whatever else it
-holds, and the rest has to be done in other slots.
+holds, and the rest has to be done in other slots. `harts.plan.prices` finds what no count sees: that few large parts
+do not fill slots evenly.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,6 +13,7 @@ from harts.plan import pack, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.fill import fill_evenly
+from harts.plan.prices import priced_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
 
@@ -66,7 +67,16 @@ def search(problem: Problem, *, seed: int) -> Found:
     candidates = list(peers.values())
     # Where one microbatch holds all, nothing is shorter, and the rest of the planner need not be compiled.
     if problem.ranks * min(candidate.num_slots for candidate in candidates) > 1:
-        candidates = _searched(problem, candidates, bound, seed)
+        candidates += _packed(problem, candidates, bound)
+    reached = min(candidate.makespan for candidate in candidates)
+    if problem.ranks > 1 and reached > bound.makespan:  # on one rank there is nothing to balance
+        is_small = problem.num_jobs <= FEW_JOBS
+        if is_small and problem.barrier:
+            bound = replace(bound, makespan=priced_bound(problem, known=bound.makespan, reached=reached))
+        if is_small and reached > bound.makespan:
+            candidates += _annealed(problem, candidates, bound, seed)
+        if not is_small and problem.barrier and reached > NEAR * bound.makespan:
+            candidates += _filled(problem)
     return Found(
         schedule=min(candidates, key=_order),
         bound=bound,
@@ -74,20 +84,14 @@ def search(problem: Problem, *, seed: int) -> Found:
     )
 
 
-def _searched(problem: Problem, peers: list[Schedule], bound: LowerBound, seed: int) -> list[Schedule]:
-    """The portfolio and whatever else is tried."""
-    is_small = problem.num_jobs <= FEW_JOBS
+def _packed(problem: Problem, peers: list[Schedule], bound: LowerBound) -> list[Schedule]:
+    """Packings with little work, and on several ranks even ones."""
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
     compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in pack.RULES)]
-    candidates = [*peers, *(schedule(problem, bin_J) for bin_J in compact)]
-    if problem.ranks > 1:  # on one rank there is nothing to balance: the least work is the shortest
-        fewest = min(candidate.num_slots for candidate in candidates)
-        candidates += _balanced(problem, bound, fewest)
-        if is_small and min(candidates, key=_order).makespan > bound.makespan:
-            candidates += _annealed(problem, candidates, bound, seed)
-        if not is_small and problem.barrier and min(candidates, key=_order).makespan > NEAR * bound.makespan:
-            candidates += _filled(problem)
-    return candidates
+    packed = [schedule(problem, bin_J) for bin_J in compact]
+    if problem.ranks > 1:
+        packed += _balanced(problem, bound, min(candidate.num_slots for candidate in (*peers, *packed)))
+    return packed
 
 
 def _order(candidate: Schedule) -> tuple[int, int, int, float]:

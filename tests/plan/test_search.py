@@ -200,10 +200,6 @@ def test_small_steps_are_within_one_per_cent_of_proved_optima():
     assert (np.mean(ratios) <= 1.01, max(ratios) <= 1.05) == (True, True), ratios
 
 
-# The aim is 1.05 on all. In the families named here it is missed where a rank gets two or three microbatches.
-MEAN_TO_BOUND = {"agent": 1.08, "search_tree": 1.075}
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("family", FAMILIES)
 def test_medium_steps_are_near_the_bound(family):
@@ -214,7 +210,7 @@ def test_medium_steps_are_near_the_bound(family):
         for ranks in (4, 8, 16):
             plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, ranks=ranks)
             ratios.append(plan.makespan / plan.lower_bound)
-    assert (np.mean(ratios) <= MEAN_TO_BOUND.get(family, 1.05), max(ratios) <= 1.2) == (True, True), ratios
+    assert (np.mean(ratios) <= 1.05, max(ratios) <= 1.16) == (True, True), ratios
 
 
 @pytest.mark.slow
