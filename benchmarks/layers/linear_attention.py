@@ -9,10 +9,11 @@
 Outputs are compared bit by bit with fla's on sampled paths before a kind is timed. Medians of CUDA events, all
 executions in turns. `one` is fla's call of one sequence, `packed` that of as many equal sequences as the tree has
 trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back;
-`layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call. `chunks` are
-those of the tree over those of one sequence: a chunk costs the same however many of its rows are used.
-Most of the time goes into fla's autotuning when nothing is compiled yet: about a minute a kind, and minutes more for
-calls round by round (`--no-by-rounds` leaves them out).
+`layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call. Where fla
+refuses its gradient, `one` is our call without branches, and `packed` is left out. `chunks` are those of the tree over
+those of one sequence: a chunk costs the same however many of its rows are used. Most of the time goes into fla's
+autotuning when nothing is compiled yet: about a minute a kind, and minutes more for calls round by round
+(`--no-by-rounds` leaves them out).
 """
 
 from __future__ import annotations
