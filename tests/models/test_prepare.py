@@ -5,6 +5,8 @@ from __future__ import annotations
 import peft
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
@@ -38,6 +40,8 @@ def test_without_a_layout_nothing_changes(model_type: str):
 
 @pytest.mark.parametrize("model_type", MODEL_TYPES)
 def test_generation_with_caches_and_padding_is_unchanged(model_type: str):
+    if model_type == "falcon_h1" and Version(transformers.__version__) < Version("5.24"):
+        pytest.skip("transformers 5.17 itself does not generate with this model from padded prompts; 5.24 does")
     ids = torch.tensor([[0, 0, 5, 6, 7], [8, 9, 10, 11, 12]])
     mask = torch.tensor([[0, 0, 1, 1, 1], [1, 1, 1, 1, 1]])
     options = {"attention_mask": mask, "max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
