@@ -13,7 +13,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.plan.problem import Problem
+from harts.plan.problem import Problem, jobs_below
 
 STAGES, COOLING = 128, 0.96
 """Steps of the temperature and its factor; the last is 1/190 of the first."""
@@ -452,7 +452,7 @@ def _level(shape, state, random, moves):
 def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tuple[Shape, State]:
     """What moves need, the jobs in their places."""
     jobs, segments = problem.num_jobs, problem.parent_S.size
-    first_S, count_S = _jobs_below(problem.parent_S, problem.tail_J)
+    first_S, count_S = jobs_below(problem.parent_S, problem.tail_J)
     shape = Shape(
         problem.parent_S,
         problem.own_S,
@@ -478,17 +478,3 @@ def _prepared(problem: Problem, bin_J: NDArray[np.int64], num_bins: int) -> tupl
     )
     _place_all(shape, state)
     return shape, state
-
-
-@numba.njit(cache=True)
-def _jobs_below(parent_S, tail_J):
-    """First job and number of jobs below each segment."""
-    first_S = np.full(parent_S.size, tail_J.size, dtype=np.int64)
-    count_S = np.zeros(parent_S.size, dtype=np.int64)
-    for job in range(tail_J.size):
-        first_S[tail_J[job]], count_S[tail_J[job]] = job, 1
-    for segment in range(parent_S.size - 1, -1, -1):
-        if parent_S[segment] >= 0:
-            first_S[parent_S[segment]] = min(first_S[parent_S[segment]], first_S[segment])
-            count_S[parent_S[segment]] += count_S[segment]
-    return first_S, count_S

@@ -13,7 +13,9 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from harts.plan.portfolio import close_gaps
 from harts.plan.problem import Problem
+from harts.plan.slots import recount
 
 MORE_SLOTS = 4
 """Slots tried beyond the fewest that could hold all tokens, as a part of these: one in so many."""
@@ -31,10 +33,8 @@ def fill_evenly(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64]
         could hold all parts. Work and tokens of all microbatches together are no more than those of the bins.
     """
     root_J = np.cumsum(problem.lcp_J == 0) - 1
-    order_J = np.lexsort((root_J, bin_J))
-    part_J, work_I, tokens_I = _parts(
-        (problem.parent_S, problem.own_S, problem.size_S), problem.tail_J, root_J, bin_J, order_J
-    )
+    part_J = close_gaps(bin_J * (root_J[-1] + 1) + root_J)
+    work_I, tokens_I = recount(problem, part_J)
     order_I = np.argsort(-work_I, kind="stable")
     fewest = -(-int(tokens_I.sum()) // (problem.limit * problem.ranks))
     for num_slots in range(fewest, fewest + fewest // MORE_SLOTS + 2):
@@ -42,27 +42,6 @@ def fill_evenly(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64]
         if (number_I >= 0).all():
             return number_I[part_J]
     return None
-
-
-@numba.njit(cache=True)
-def _parts(segments, tail_J, root_J, bin_J, order_J):
-    """Part of each job, and work and tokens of each part; `order_J` sorts the jobs by bin, then by root."""
-    parent_S, own_S, size_S = segments
-    part_J = np.empty(tail_J.size, dtype=np.int64)
-    work_I, tokens_I = np.zeros(tail_J.size, dtype=np.int64), np.zeros(tail_J.size, dtype=np.int64)
-    seen_S = np.full(parent_S.size, -1, dtype=np.int64)  # the last part that came through
-    part, before = -1, order_J[0]
-    for job in order_J:
-        if part < 0 or bin_J[job] != bin_J[before] or root_J[job] != root_J[before]:
-            part += 1
-        part_J[job], before = part, job
-        segment = tail_J[job]
-        while segment >= 0 and seen_S[segment] != part:
-            seen_S[segment] = part
-            work_I[part] += own_S[segment]
-            tokens_I[part] += size_S[segment]
-            segment = parent_S[segment]
-    return part_J, work_I[: part + 1].copy(), tokens_I[: part + 1].copy()
 
 
 @numba.njit(cache=True)

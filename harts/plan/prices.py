@@ -20,7 +20,7 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.plan.problem import Problem
+from harts.plan.problem import Problem, jobs_below
 
 VALUE, LEAST_MEAN = 500, 8
 """What all jobs together are worth for each rank, and the mean of a job from which prices are fine enough."""
@@ -108,7 +108,9 @@ def priced_bound(problem: Problem, *, known: int, reached: int) -> int:
         problem.overhead >> shift,
         longest + (top - longest) * np.arange(CELLS) // (CELLS - 1),
     )
-    shares = [_shares(weight_S, problem.parent_S, problem.tail_J) for weight_S in (problem.own_S, problem.size_S)]
+    _, count_S = jobs_below(problem.parent_S, problem.tail_J)
+    below = (problem.parent_S, problem.tail_J, count_S)
+    shares = [_shares(weight_S, *below) for weight_S in (problem.own_S, problem.size_S)]
     rounds = min(ROUNDS, EFFORT // problem.parent_S.size)
     bound = _search(step, np.stack(shares), known >> shift, rounds)
     return max(known, int(bound) << shift)
@@ -126,16 +128,11 @@ def _next_segments(parent_S):
 
 
 @numba.njit(cache=True)
-def _shares(weight_S, parent_S, tail_J):
+def _shares(weight_S, parent_S, tail_J, count_S):
     """Each segment's weight, shared equally by the jobs below it; over the weight of all."""
-    jobs_S = np.zeros(parent_S.size, dtype=np.int64)
-    jobs_S[tail_J] = 1
-    for segment in range(parent_S.size - 1, -1, -1):
-        if parent_S[segment] >= 0:
-            jobs_S[parent_S[segment]] += jobs_S[segment]
     share_S = np.zeros(parent_S.size)
     for segment in range(parent_S.size):
-        share_S[segment] = weight_S[segment] / jobs_S[segment]
+        share_S[segment] = weight_S[segment] / count_S[segment]
         if parent_S[segment] >= 0:
             share_S[segment] += share_S[parent_S[segment]]
     return share_S[tail_J] / weight_S.sum()

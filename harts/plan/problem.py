@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -124,3 +125,17 @@ def _integer_work(cost: CostModel, length_J: NDArray[np.int64]) -> tuple[NDArray
     path_D = np.rint(scaled_D).astype(np.int64)
     is_exact = bool((scaled_D == path_D).all())
     return path_D, unit, 0 if is_exact else length_J.size + 1
+
+
+@numba.njit(cache=True)
+def jobs_below(parent_S, tail_J):
+    """First job and number of jobs below each segment."""
+    first_S = np.full(parent_S.size, tail_J.size, dtype=np.int64)
+    count_S = np.zeros(parent_S.size, dtype=np.int64)
+    for job in range(tail_J.size):
+        first_S[tail_J[job]], count_S[tail_J[job]] = job, 1
+    for segment in range(parent_S.size - 1, -1, -1):
+        if parent_S[segment] >= 0:
+            first_S[parent_S[segment]] = min(first_S[parent_S[segment]], first_S[segment])
+            count_S[parent_S[segment]] += count_S[segment]
+    return first_S, count_S
