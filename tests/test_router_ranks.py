@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.multiprocessing.spawn import start_processes
 
 import harts
 from harts.data import TrajectoryBatch
@@ -19,6 +17,7 @@ from harts.plan import CostModel, Plan, make_plan
 from harts.testing import assert_gradients_close, float64_throughout, gradients
 from harts.tree import build_prefix_tree
 from tests.cases import CASES, trajectories_of
+from tests.processes import run_in_processes
 from tests.routing import tiny_moe
 
 OBJECTIVE = harts.grpo(kl_coef=0.1)
@@ -71,8 +70,7 @@ def run_rank(rank: int, folder: str) -> None:
 
 def test_two_ranks_give_the_step_of_one(tmp_path: Path):
     assert all(any(m.trajectories for m in rank) for rank in two_rank_plan().slots)
-    set_forkserver_preload([run_rank.__module__])  # one process imports, the others are copies of it
-    start_processes(run_rank, args=(str(tmp_path),), nprocs=2, start_method="forkserver")
+    run_in_processes(run_rank, str(tmp_path), count=2)
     ranks = [torch.load(tmp_path / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     for balance, losses in LOSSES.items():
         model = harts.prepare(tiny_moe("deepseek_v3"), router=losses)

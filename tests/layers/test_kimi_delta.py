@@ -21,6 +21,7 @@ from harts.testing import assert_close
 from harts.tree import build_prefix_tree
 from harts.tree.prefix_tree import PrefixTree
 from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.layers.definition import derived
 
 C, H, K, V = 64, 2, 8, 12
 EXECUTIONS: dict[str, Callable[[GatedDeltaInputs, PackedLayout], Tensor]] = {
@@ -79,9 +80,7 @@ def by_recurrence(
     """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
     _, layout = lay_out(case)
     inputs = random_inputs(layout.num_tokens, torch.float64, decay=decay)
-    expected = gated_delta_rule_reference(inputs, layout.parent_T)
-    upstream = torch.randn_like(expected)
-    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+    return inputs, *derived(gated_delta_rule_reference(inputs, layout.parent_T), leaves(inputs))
 
 
 def assert_equals_the_recurrence(

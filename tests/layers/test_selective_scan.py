@@ -19,6 +19,7 @@ from harts.testing import assert_close
 from harts.tree import build_prefix_tree
 from harts.tree.prefix_tree import PrefixTree
 from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.layers.definition import derived
 
 D, K = 6, 4
 
@@ -56,9 +57,7 @@ def by_recurrence(case: Case) -> tuple[SelectiveScanInputs, Tensor, Tensor, Sequ
     """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
     _, layout = lay_out(case)
     inputs = random_inputs(layout.num_tokens, torch.float64)
-    expected = selective_scan_reference(inputs, layout.parent_T)
-    upstream = torch.randn_like(expected)
-    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+    return inputs, *derived(selective_scan_reference(inputs, layout.parent_T), leaves(inputs))
 
 
 @pytest.mark.parametrize("channels", [1, 4, D], ids=lambda n: f"{n}_channels_at_a_time")

@@ -18,6 +18,7 @@ from harts.testing import assert_close
 from harts.tree import build_prefix_tree
 from harts.tree.prefix_tree import PrefixTree
 from tests.cases import CASES, RICH, Case, trajectories_of
+from tests.layers.definition import derived
 
 GROUPS, H, K, V = 2, 6, 8, 4
 
@@ -50,9 +51,7 @@ def by_recurrence(case: Case) -> tuple[SSDInputs, Tensor, Tensor, Sequence[Tenso
     """Inputs, their output by definition, random upstream gradients, and those of the inputs."""
     _, layout = lay_out(case, 64)
     inputs = random_inputs(layout.num_tokens, torch.float64)
-    expected = ssd_reference(inputs, layout.parent_T)
-    upstream = torch.randn_like(expected)
-    return inputs, expected.detach(), upstream, torch.autograd.grad(expected, leaves(inputs), upstream)
+    return inputs, *derived(ssd_reference(inputs, layout.parent_T), leaves(inputs))
 
 
 @pytest.mark.parametrize("chunk_size", [64, 128, 256])

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import threading
-from multiprocessing import set_forkserver_preload
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from torch.multiprocessing.spawn import start_processes
 
 import harts
 from harts.data import Trajectory
@@ -19,6 +17,7 @@ from harts.testing import assert_gradients_close, float64_throughout, gradients
 from harts.train import ranks as stages
 from harts.train.ranks import train_step_across_ranks
 from tests.cases import trajectories_of
+from tests.processes import run_in_processes
 from tests.routing import tiny_moe
 from tests.train.rank_steps import NAMED, OBJECTIVE, check, check_processes, prepared, run, run_process
 
@@ -77,8 +76,7 @@ def test_routers_are_those_of_the_whole_step(balance):
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_processes_train_the_step_of_one(tmp_path: Path, ranks: int):
     """As `tests/gpu/test_ranks_nccl.py` does with NCCL."""
-    set_forkserver_preload([run_process.__module__])  # one process imports, the others are copies of it
-    start_processes(run_process, args=(ranks, str(tmp_path), "cpu"), nprocs=ranks, start_method="forkserver")
+    run_in_processes(run_process, ranks, str(tmp_path), "cpu", count=ranks)
     check_processes(ranks, tmp_path, "cpu")
 
 
