@@ -8,16 +8,14 @@ import sys
 from pathlib import Path
 
 REPORTS = Path(__file__).parent / "reports"
+_CHANGES = ("status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/reports")
+"""Reports are written while measuring."""
 
 
 def report_file(name: str) -> Path:
     """Where a report or its chart is written."""
     REPORTS.mkdir(exist_ok=True)
     return REPORTS / name
-
-
-_CHANGES = ("status", "--porcelain", "--", ":/", ":(top,exclude)benchmarks/reports")
-"""Reports are written while measuring."""
 
 
 def provenance() -> dict[str, str]:
