@@ -66,34 +66,38 @@ def _forward(
         b_g = b_gamma * (tl.arange(0, BT) + 1)
     # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
     slot = tl.load(slot_of_chunk + first_chunk)
+    last = tl.cdiv(rows, BT) - 1
     if USE_G:
-        g_last = tl.load(g + (tl.minimum(BT, rows) - 1) * HV)
-    for i in range(tl.cdiv(rows, BT)):
-        left = rows - i * BT
-        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=left > BT, other=-1)
+        g_last = tl.load(g + (BT - 1) * HV, mask=last > 0, other=0.0)
+    if USE_GAMMA:
+        g_last = b_gamma * BT
+    # The state after the last chunk, which alone may not be full, is nobody's: it is not worked out.
+    for i in range(last):
+        done = tl.cast(i, tl.int64) * BT
+        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1)
         if USE_G:
-            p_g = g + (i * BT + tl.minimum(BT + BT, left) - 1).to(tl.int64) * HV
-            next_g_last = tl.load(p_g, mask=left > BT, other=0.0)
-        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
-        m_t = o_t < rows
+            next_g_last = tl.load(g + (done + 2 * BT - 1) * HV, mask=i + 1 < last, other=0.0)
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
         if slot >= 0:
             number = slot.to(tl.int64) * HV + i_h
             hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * TILES + i_tile, INTERPRETED)
 
-        b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
-        b_v = tl.load(v + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
+        o_t = done + tl.arange(0, BT)
+        b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None], other=0.0)
+        b_v = tl.load(v + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_v[None, :], other=0.0)
         if USE_G:
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0)
-        if USE_GAMMA:
-            g_last = b_gamma * tl.minimum(BT, left)
+            b_g = tl.load(g + o_t * HV)
         if USE_G or USE_GAMMA:
             b_h *= tl.exp2(g_last)
-            b_v = (b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]).to(b_v.dtype)
+            b_v = (b_v * tl.exp2(g_last - b_g)[:, None]).to(b_v.dtype)
         b_h = tl.dot(b_k, b_v, b_h)
         slot = next_slot
         if USE_G:
             g_last = next_g_last
+    tl.store(h + ((first_chunk + last) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
+    if slot >= 0:
+        number = slot.to(tl.int64) * HV + i_h
+        hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * TILES + i_tile, INTERPRETED)
 
 
 @triton.jit

@@ -73,42 +73,50 @@ def _forward(
         gk += (begin * HV + i_h) * K
     # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
     slot = tl.load(slot_of_chunk + first_chunk)
-    g_last = tl.load(g + (tl.minimum(BT, rows) - 1) * HV) if USE_G else 0.0
-    gk_last = tl.load(gk + (tl.minimum(BT, rows) - 1) * (HV * K) + o_k, mask=m_k, other=0.0) if USE_GK else 0.0
-    for i in range(tl.cdiv(rows, BT)):
+    last = tl.cdiv(rows, BT) - 1
+    g_last = tl.load(g + (BT - 1) * HV, mask=last > 0, other=0.0) if USE_G else 0.0
+    gk_last = tl.load(gk + (BT - 1) * (HV * K) + o_k, mask=m_k & (last > 0), other=0.0) if USE_GK else 0.0
+    # The state after the last chunk, which alone may not be full, is nobody's: it is not worked out.
+    for i in range(last):
         done = tl.cast(i, tl.int64) * BT
-        left = rows - i * BT
-        more = left > BT
-        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1, mask=more, other=-1)
+        more = i + 1 < last
+        next_slot = tl.load(slot_of_chunk + first_chunk + i + 1)
         if USE_G:
-            next_g_last = tl.load(g + (done + tl.minimum(BT + BT, left) - 1) * HV, mask=more, other=0.0)
+            next_g_last = tl.load(g + (done + 2 * BT - 1) * HV, mask=more, other=0.0)
         if USE_GK:
-            p_gk = gk + (done + tl.minimum(BT + BT, left) - 1) * (HV * K) + o_k
-            next_gk_last = tl.load(p_gk, mask=m_k & more, other=0.0)
-        m_t = o_t < left
+            next_gk_last = tl.load(gk + (done + 2 * BT - 1) * (HV * K) + o_k, mask=m_k & more, other=0.0)
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
         if slot >= 0:
             number = slot.to(tl.int64) * HV + i_h
             hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v, INTERPRETED)
 
-        b_w = tl.load(w + done * (HV * K) + row_k, mask=m_t[:, None] & m_k[None, :], other=0.0)
-        b_v = tl.dot(b_w, b_h.to(b_w.dtype))
-        m_tv = m_t[:, None] & m_v[None, :]
-        b_v = tl.load(u + done * (HV * V) + row_v, mask=m_tv, other=0.0) - b_v
+        b_w = tl.load(w + done * (HV * K) + row_k, mask=m_k[None, :], other=0.0)
+        b_v = tl.load(u + done * (HV * V) + row_v, mask=m_v[None, :], other=0.0) - tl.dot(b_w, b_h.to(b_w.dtype))
         if SAVE:
-            tl.store(v_new + done * (HV * V) + row_v, b_v.to(v_new.dtype.element_ty), mask=m_tv)
+            tl.store(v_new + done * (HV * V) + row_v, b_v.to(v_new.dtype.element_ty), mask=m_v[None, :])
 
         if USE_G:
-            b_g = tl.load(g + done * HV + o_t * HV, mask=m_t, other=0.0)
-            b_v = b_v * tl.where(m_t, tl.exp2(g_last - b_g), 0)[:, None]
+            b_g = tl.load(g + done * HV + o_t * HV)
+            b_v = b_v * tl.exp2(g_last - b_g)[:, None]
             b_h *= tl.exp2(g_last)
             g_last = next_g_last
         if USE_GK:
             b_h *= tl.exp2(gk_last)[:, None]
             gk_last = next_gk_last
-        b_k = tl.load(k + done * (H * K) + column_k, mask=m_k[:, None] & m_t[None, :], other=0.0)
+        b_k = tl.load(k + done * (H * K) + column_k, mask=m_k[:, None], other=0.0)
         b_h = tl.dot(b_k, b_v.to(b_k.dtype), b_h)
         slot = next_slot
+    tl.store(h + ((first_chunk + last) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
+    if slot >= 0:
+        number = slot.to(tl.int64) * HV + i_h
+        hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v, INTERPRETED)
+    if SAVE:
+        done = tl.cast(last, tl.int64) * BT
+        m_t = o_t < rows - last * BT
+        m_tv = m_t[:, None] & m_v[None, :]
+        b_w = tl.load(w + done * (HV * K) + row_k, mask=m_t[:, None] & m_k[None, :], other=0.0)
+        b_v = tl.load(u + done * (HV * V) + row_v, mask=m_tv, other=0.0) - tl.dot(b_w, b_h.to(b_w.dtype))
+        tl.store(v_new + done * (HV * V) + row_v, b_v.to(v_new.dtype.element_ty), mask=m_tv)
 
 
 @triton.jit
