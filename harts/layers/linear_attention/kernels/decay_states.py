@@ -122,15 +122,28 @@ def _backward(
     if USE_GAMMA:
         b_gamma = tl.load(gamma + i_h)
         b_g = b_gamma * (tl.arange(0, BT) + 1)
+    last = tl.cdiv(rows, BT) - 1
+    # Of the last chunk, which alone may not be full: nothing comes from behind it.
+    o_t = tl.cast(last, tl.int64) * BT + tl.arange(0, BT)
+    m_t = o_t < rows
     b_dh = tl.zeros([BK, BV], dtype=tl.float32)
-    chunks = tl.cdiv(rows, BT)
-    slot = -1
+    tl.store(dh + ((first_chunk + last) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
+    e_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
+    e_do = tl.load(do + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
+    e_q = (e_q * scale).to(e_q.dtype)
     if USE_G:
-        g_last = tl.load(g + (rows - 1).to(tl.int64) * HV)
-    for back in range(chunks):
-        i = chunks - 1 - back
-        o_t = (i * BT + tl.arange(0, BT)).to(tl.int64)
-        m_t = o_t < rows
+        e_q = (e_q * tl.exp2(tl.load(g + o_t * HV, mask=m_t, other=0.0))[None, :]).to(e_q.dtype)
+    if USE_GAMMA:
+        e_q = (e_q * tl.exp2(b_g)[None, :]).to(e_q.dtype)
+        g_last = b_gamma * BT
+    b_dh = tl.dot(e_q, e_do.to(e_q.dtype))
+
+    slot = tl.load(slot_of_chunk + first_chunk + last)
+    if USE_G:
+        g_last = tl.load(g + (tl.cast(last, tl.int64) * BT - 1) * HV, mask=last > 0, other=0.0)
+    for back in range(1, last + 1):
+        i = last - back
+        done = tl.cast(i, tl.int64) * BT
         if slot >= 0:
             count = counts + (tl.cast(slot, tl.int64) * HV + i_h) * TILES + i_tile
             p_d = start_gradients + i_h * K * V + tile
@@ -138,16 +151,15 @@ def _backward(
         # What is not a tile is not copied ahead with the tiles: it is read one chunk early here.
         slot = tl.load(slot_of_chunk + first_chunk + i)
         if USE_G:
-            next_g_last = tl.load(g + (i * BT - 1).to(tl.int64) * HV, mask=i > 0, other=0.0)
+            next_g_last = tl.load(g + (done - 1) * HV, mask=i > 0, other=0.0)
         tl.store(dh + ((first_chunk + i) * HV + i_h) * K * V + tile, b_dh.to(dh.dtype.element_ty), mask=m_kv)
 
-        b_q = tl.load(q + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None] & m_t[None, :], other=0.0)
-        b_do = tl.load(do + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_t[:, None] & m_v[None, :], other=0.0)
+        r_t = done + tl.arange(0, BT)
+        b_q = tl.load(q + o_k[:, None] + r_t[None, :] * (H * K), mask=m_k[:, None], other=0.0)
+        b_do = tl.load(do + r_t[:, None] * (HV * V) + o_v[None, :], mask=m_v[None, :], other=0.0)
         b_q = (b_q * scale).to(b_q.dtype)
         if USE_G:
-            b_g = tl.load(g + o_t * HV, mask=m_t, other=0.0)
-        if USE_GAMMA:
-            g_last = b_gamma * tl.minimum(BT, rows - i * BT)
+            b_g = tl.load(g + r_t * HV)
         if USE_G or USE_GAMMA:
             b_q = (b_q * tl.exp2(b_g)[None, :]).to(b_q.dtype)
             b_dh *= tl.exp2(g_last)
