@@ -53,9 +53,10 @@ def _forward(
     tile = o_k[:, None] * V + o_v[None, :]
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    states += i_h * K * V
+    flags += i_h * TILES + i_tile
     if start >= 0:
-        number = start * HV + i_h
-        b_h = add_start_state(b_h, states + number * K * V + tile, m_kv, flags + number * TILES + i_tile)
+        b_h = add_start_state(b_h, states + start * HV * K * V + tile, m_kv, flags + start * HV * TILES)
 
     k += (begin * H + i_h // (HV // H)) * K
     v += (begin * HV + i_h) * V
@@ -78,9 +79,7 @@ def _forward(
         if USE_G:
             next_g_last = tl.load(g + (done + 2 * BT - 1) * HV, mask=i + 1 < last, other=0.0)
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-        if slot >= 0:
-            number = slot.to(tl.int64) * HV + i_h
-            hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * TILES + i_tile, INTERPRETED)
+        hand_over(b_h, slot, states + tile, flags, m_kv, HV * K * V, HV * TILES, INTERPRETED)
 
         o_t = done + tl.arange(0, BT)
         b_k = tl.load(k + o_k[:, None] + o_t[None, :] * (H * K), mask=m_k[:, None], other=0.0)
@@ -95,9 +94,7 @@ def _forward(
         if USE_G:
             g_last = next_g_last
     tl.store(h + ((first_chunk + last) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-    if slot >= 0:
-        number = slot.to(tl.int64) * HV + i_h
-        hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * TILES + i_tile, INTERPRETED)
+    hand_over(b_h, slot, states + tile, flags, m_kv, HV * K * V, HV * TILES, INTERPRETED)
 
 
 @triton.jit

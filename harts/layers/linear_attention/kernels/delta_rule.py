@@ -54,9 +54,10 @@ def _forward(
     tile = o_k[:, None] * V + o_v[None, :]
 
     b_h = tl.zeros([BK, BV], dtype=tl.float32)
+    states += i_h * K * V
+    flags += i_h * NV + i_v
     if start >= 0:
-        number = start * HV + i_h
-        b_h = add_start_state(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v)
+        b_h = add_start_state(b_h, states + start * HV * K * V + tile, m_kv, flags + start * HV * NV)
 
     o_t = tl.arange(0, BT)
     row_k = o_t[:, None] * (HV * K) + o_k[None, :]
@@ -86,9 +87,7 @@ def _forward(
         if USE_GK:
             next_gk_last = tl.load(gk + (done + 2 * BT - 1) * (HV * K) + o_k, mask=m_k & more, other=0.0)
         tl.store(h + ((first_chunk + i) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-        if slot >= 0:
-            number = slot.to(tl.int64) * HV + i_h
-            hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v, INTERPRETED)
+        hand_over(b_h, slot, states + tile, flags, m_kv, HV * K * V, HV * NV, INTERPRETED)
 
         b_w = tl.load(w + done * (HV * K) + row_k, mask=m_k[None, :], other=0.0)
         b_v = tl.load(u + done * (HV * V) + row_v, mask=m_v[None, :], other=0.0) - tl.dot(b_w, b_h.to(b_w.dtype))
@@ -107,9 +106,7 @@ def _forward(
         b_h = tl.dot(b_k, b_v.to(b_k.dtype), b_h)
         slot = next_slot
     tl.store(h + ((first_chunk + last) * HV + i_h) * K * V + tile, b_h.to(h.dtype.element_ty), mask=m_kv)
-    if slot >= 0:
-        number = slot.to(tl.int64) * HV + i_h
-        hand_over(b_h, states + number * K * V + tile, m_kv, flags + number * NV + i_v, INTERPRETED)
+    hand_over(b_h, slot, states + tile, flags, m_kv, HV * K * V, HV * NV, INTERPRETED)
     if SAVE:
         done = tl.cast(last, tl.int64) * BT
         m_t = o_t < rows - last * BT

@@ -77,11 +77,21 @@ def add_start_state(total, states, mask, flag):
 
 
 @triton.jit
-def hand_over(state, states, mask, flag, INTERPRETED: tl.constexpr):
-    """Leave a state for the runs that start from it."""
-    tl.store(states, state, mask=mask)
-    wait_for_all_threads(INTERPRETED)
-    tl.atomic_xchg(flag, 1, sem="release")
+def hand_over(state, slot, states, flags, mask, STATE: tl.constexpr, FLAGS: tl.constexpr, INTERPRETED: tl.constexpr):
+    """Leave a state for the runs that start from it, if there is a slot for it.
+
+    Args:
+        state, mask: A tile.
+        slot: Or -1.
+        states, flags: Where the tile and its flag are in the first slot.
+        STATE, FLAGS: How many elements and flags a slot has.
+        INTERPRETED: Whether there is one thread only.
+    """
+    if slot >= 0:
+        number = slot.to(tl.int64)
+        tl.store(states + number * STATE, state, mask=mask)
+        wait_for_all_threads(INTERPRETED)
+        tl.atomic_xchg(flags + number * FLAGS, 1, sem="release")
 
 
 @triton.jit
