@@ -70,8 +70,6 @@ def _forward(
     last = tl.cdiv(rows, BT) - 1
     if USE_G:
         g_last = tl.load(g + (BT - 1) * HV, mask=last > 0, other=0.0)
-    if USE_GAMMA:
-        g_last = b_gamma * BT
     # The state after the last chunk, which alone may not be full, is nobody's: it is not worked out.
     for i in range(last):
         done = tl.cast(i, tl.int64) * BT
@@ -86,6 +84,9 @@ def _forward(
         b_v = tl.load(v + o_t[:, None] * (HV * V) + o_v[None, :], mask=m_v[None, :], other=0.0)
         if USE_G:
             b_g = tl.load(g + o_t * HV)
+        if USE_GAMMA:
+            # Not before the loop, where the compiler would fuse it with what makes b_g, and round otherwise than fla.
+            g_last = b_gamma * tl.minimum(BT, rows - i * BT)
         if USE_G or USE_GAMMA:
             b_h *= tl.exp2(g_last)
             b_v = (b_v * tl.exp2(g_last - b_g)[:, None]).to(b_v.dtype)

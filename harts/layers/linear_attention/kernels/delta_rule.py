@@ -232,7 +232,7 @@ FORWARD = {
 }
 BACKWARD = {
     128: LaunchShapes(
-        few=LaunchShape(block_v=32, num_warps=4, num_stages=3),
+        few=LaunchShape(block_v=32, num_warps=4, num_stages=3, spread=True),
         many=LaunchShape(block_v=64, num_warps=8, num_stages=3),
     ),
     256: FORWARD[256],
