@@ -26,10 +26,21 @@ Examples:
 Run it alone on the device: another job's time would be fitted too (with OMP_NUM_THREADS=1 on a CPU only the job's own
 time counts).
 """
+MAX_TOKENS = 4096
+MAX_TOKENS_GPU = 16_384
+
 ModelName = Annotated[str, typer.Option("--model", metavar="MODEL", help=HELP)]
 Output = Annotated[Path, typer.Option("--output", metavar="FILE", help="Where the calibration is stored.")]
 Device = Annotated[str, typer.Option("--device", help="cpu, cuda, cuda:1, ...")]
-MaxTokens = Annotated[int, typer.Option("--max-tokens", min=256, help="Tokens of the largest microbatch to time.")]
+MaxTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--max-tokens",
+        min=256,
+        help="Tokens of the largest microbatch to time.",
+        show_default=f"{MAX_TOKENS}, on a GPU {MAX_TOKENS_GPU}",
+    ),
+]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 
 
@@ -37,28 +48,35 @@ def calibrate(
     model: ModelName,
     output: Output = Path("calibration.json"),
     device: Device = "cpu",
-    max_tokens: MaxTokens = 4096,
+    max_tokens: MaxTokens = None,
     as_json: Json = False,
 ) -> None:
     """Fit what each part of a microbatch costs on this device.
 
     Times a few microbatches, forward and backward, on trees and flat, of shapes that differ in tokens, depth, branches
     and trained tokens. Fits costs >= 0 to three quarters of them; the others show how well the costs predict. On a GPU
-    the kernels are compiled first, which takes minutes.
+    the kernels are compiled first, which takes minutes; passes of less than twice the time that the host takes to
+    start one are left out.
     """
+    from torch import OutOfMemoryError
+
     from harts.cli.measure import measure
 
+    tokens = max_tokens or (MAX_TOKENS_GPU if device.startswith("cuda") else MAX_TOKENS)
     try:
         with counting_bar() as bar:
             task = bar.add_task("passes")
             calibration = measure(
                 model,
                 device=device,
-                max_tokens=max_tokens,
+                max_tokens=tokens,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
     except ValueError as error:
         typer.echo(f"Error: {error}", err=True)
+        raise typer.Exit(2) from error
+    except OutOfMemoryError as error:
+        typer.echo(f"Error: no memory is left at microbatches of {tokens} tokens. Pass fewer (--max-tokens).", err=True)
         raise typer.Exit(2) from error
     output.write_text(calibration.to_json(), encoding="utf-8")
     if as_json:
@@ -90,7 +108,7 @@ def _show(calibration: Calibration, output: Path, console: Console) -> None:
     for name, fitted in (("tree", calibration.tree), ("flat", calibration.flat)):
         for sample, error in zip(fitted.held_out, fitted.errors, strict=True):
             counts = (sample.size.tokens, sample.size.runs, sample.size.rounds, sample.size.loss_edges)
-            predicted = fitted.parameters.predict(sample.size)
+            predicted = fitted.predict(sample.size)
             held_out.add_row(
                 name, *map(str, counts), f"{sample.seconds * 1e3:.2f} ms", f"{predicted * 1e3:.2f} ms", f"{error:.1%}"
             )
@@ -101,6 +119,11 @@ def _show(calibration: Calibration, output: Path, console: Console) -> None:
         f"held-out error: trees {errors['tree_median_error']:.1%} median, {errors['tree_max_error']:.1%} most; "
         f"flat {errors['flat_median_error']:.1%} and {errors['flat_max_error']:.1%}"
     )
+    if calibration.tree.least:
+        console.print(
+            f"the host takes {calibration.tree.least * 1e3:.1f} ms to start a pass on trees, "
+            f"{calibration.flat.least * 1e3:.1f} ms flat: smaller microbatches take no less"
+        )
     console.print(
         f"kept for the backward pass: {calibration.saved_bytes_per_token:,.0f} bytes a token measured, "
         f"{estimate:,.0f} estimated for fused kernels"

@@ -17,7 +17,7 @@ from harts.layout.packed import PackedLayout, pack
 from harts.logprobs import linear_logprobs
 from harts.models import TreeModel, prepare
 from harts.models.dimensions import model_dimensions
-from harts.plan.calibration import Calibration, Fit, Sample, fit
+from harts.plan.calibration import Calibration, Fit, Sample, busy, fit
 from harts.plan.cost import ModelDimensions
 from harts.plan.size import MicrobatchSize, size_of_flat, size_of_tree
 from harts.tree import PrefixTree, build_prefix_tree
@@ -42,35 +42,47 @@ def measure(
     model = prepare(load_model(name, dtype=dtype, device=device))
     dimensions = model_dimensions(model.module.config, bytes_per_element=dtype.itemsize)
     designs = list(_designs(max_tokens, model.vocab_size))
-    passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in designs]
+    passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in [_next_to_nothing(), *designs]]
     total = 2 * len(passes) * (REPEATS + 1)
     done = itertools.count(1)
     samples = {
         execution: _time(model, [both[execution] for both in passes], lambda: progress(next(done), total))
         for execution in ("tree", "flat")
     }
-    tokens, saved = max(_saved_bytes(batch, tree, model) for batch, tree in designs)
+    batch, largest = max(designs, key=lambda design: design[1].num_tokens)
+    saved = _saved_bytes(pack(largest, batch, model.needs).to(model.device), model)
     on_gpu = model.device.type == "cuda"
     return Calibration(
         model=name,
         device=torch.cuda.get_device_name(device) if on_gpu else f"{device}, {torch.get_num_threads()} threads",
         dtype=str(dtype).removeprefix("torch."),
         dimensions=dimensions,
-        tree=_fit(samples["tree"]),
-        flat=_fit(samples["flat"]),
-        saved_bytes_per_token=saved / tokens,
+        tree=_fit(samples["tree"], on_gpu=on_gpu),
+        flat=_fit(samples["flat"], on_gpu=on_gpu),
+        saved_bytes_per_token=saved / largest.num_tokens,
     )
 
 
-def _fit(samples: list[Sample]) -> Fit:
+def _fit(samples: list[Sample], *, on_gpu: bool) -> Fit:
+    """Of all but the first, which holds next to nothing: a GPU is idle while the host starts it."""
+    least = samples[0].seconds if on_gpu else 0.0
+    samples = busy(samples[1:], least)
     held_out = samples[HELD_OUT_EVERY - 1 :: HELD_OUT_EVERY]
-    return fit([s for i, s in enumerate(samples) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1], held_out=held_out)
+    fitted = [s for i, s in enumerate(samples) if i % HELD_OUT_EVERY != HELD_OUT_EVERY - 1]
+    return fit(fitted, held_out=held_out, least=least)
+
+
+def _next_to_nothing() -> tuple[TrajectoryBatch, PrefixTree]:
+    """Two trajectories that share a token."""
+    batch = TrajectoryBatch.of([Trajectory.of([0, token], loss_mask=[False, True]) for token in (0, 1)])
+    return batch, build_prefix_tree(batch)
 
 
 def _designs(max_tokens: int, vocab_size: int) -> Iterator[tuple[TrajectoryBatch, PrefixTree]]:
     """Microbatches that differ in everything that has a cost of its own."""
     rng = np.random.default_rng(0)
-    for tokens in (max_tokens // 8, max_tokens // 4, max_tokens // 2, max_tokens):
+    for quarters in (1, 2, 3, 4):
+        tokens = max_tokens * quarters // 4
         # Single trajectory; bush at the root; bush at the end; comb with a branch every few tokens.
         for count, shared in ((1, 0.0), (8, 0.0), (2, 0.5), (6, 0.8), (12, 0.9), (8, -1.0), (24, -1.0)):
             trained = (0.02, 0.3, 1.0)[int(rng.integers(3))]
@@ -108,8 +120,8 @@ def _executions(
     )
     # As many whole trajectories as the limit allows, so that flat microbatches are no larger than those on trees.
     most = max(1, min(batch.num_trajectories, max_tokens // int(batch.length_N.max())))
-    # A power of two, as kernels of others are compiled anew for every number of rows.
-    members = np.arange(1 << (most.bit_length() - 1))
+    # 1, 4, 16, ...: kernels of others are compiled and tuned anew for every number of rows.
+    members = np.arange(4 ** ((most.bit_length() - 1) // 2))
     flat = flat_layout(batch, members).to(model.device)
     computed_N = np.full(members.size, flat.token_ids_NL.shape[1])
     flat_size = size_of_flat(
@@ -151,8 +163,8 @@ def _seconds(model: TreeModel, layout: PackedLayout | FlatLayout) -> float:
     return seconds
 
 
-def _saved_bytes(batch: TrajectoryBatch, tree: PrefixTree, model: TreeModel) -> tuple[int, int]:
-    """Tokens of a microbatch, and the bytes that autograd keeps for it."""
+def _saved_bytes(layout: PackedLayout, model: TreeModel) -> int:
+    """What autograd keeps for a microbatch."""
     parameters = {p.untyped_storage().data_ptr() for p in model.module.parameters()}
     kept: dict[int, int] = {}
 
@@ -160,8 +172,9 @@ def _saved_bytes(batch: TrajectoryBatch, tree: PrefixTree, model: TreeModel) -> 
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in parameters:
             kept[storage.data_ptr()] = storage.nbytes()
-        return tensor
+        # Attached, an output that its own operation saves would hold the graph that holds it, for good.
+        return tensor.detach()
 
     with saved_tensors_hooks(keep, lambda tensor: tensor):
-        hidden_TD = model.hidden_states(pack(tree, batch, model.needs).to(model.device))
-    return hidden_TD.shape[0], sum(kept.values())
+        model.hidden_states(layout)
+    return sum(kept.values())

@@ -13,7 +13,9 @@ from harts.plan.cost import CostParameters, ModelDimensions
 from harts.plan.sharing import ExecutionCosts
 from harts.plan.size import MicrobatchSize
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+BUSY = 2.0
+"""Times what the host takes to start a pass, from which on a pass is fitted: the device works all through it."""
 COLUMNS = {
     "per_token": "tokens",
     "per_pair": "pairs",
@@ -44,13 +46,19 @@ class Fit:
     """Seconds."""
     held_out: tuple[Sample, ...]
     """Samples that the fit has not seen."""
+    least: float = 0.0
+    """Seconds that the host takes to start a pass's kernels, which no pass falls below; 0 where it runs them itself."""
 
     @property
     def errors(self) -> NDArray[np.float64]:
         """|predicted - measured| / measured, for each held-out sample."""
-        predicted = np.array([self.parameters.predict(sample.size) for sample in self.held_out])
+        predicted = np.array([self.predict(sample.size) for sample in self.held_out])
         measured = np.array([sample.seconds for sample in self.held_out])
         return np.abs(predicted - measured) / measured
+
+    def predict(self, size: MicrobatchSize) -> float:
+        """Seconds of one microbatch."""
+        return max(self.least, self.parameters.predict(size))
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,19 +117,44 @@ class Calibration:
             raise ValueError(f"The calibration is damaged: {error!r}. Run `harts calibrate` again.") from error
 
 
-def fit(samples: Sequence[Sample], *, held_out: Sequence[Sample]) -> Fit:
+def busy(samples: Sequence[Sample], least: float) -> list[Sample]:
+    """Samples that keep the device at work, all of them if `least` is 0.
+
+    The others take about as long as the host takes to start them, which says nothing of what they consist of.
+
+    Args:
+        samples: Timed microbatches.
+        least: Seconds that the host takes to start a pass.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    found = [sample for sample in samples if sample.seconds >= BUSY * least]
+    if not found:
+        longest = max(samples, key=lambda sample: sample.seconds)
+        raise ValueError(
+            f"The longest pass takes {longest.seconds:.3f} s ({longest.size.tokens:,} tokens), expected at least "
+            f"{BUSY * least:.3f}: the host takes {least:.3f} to start one. Time larger ones (--max-tokens)."
+        )
+    return found
+
+
+def fit(samples: Sequence[Sample], *, held_out: Sequence[Sample], least: float = 0.0) -> Fit:
     """Find parameters >= 0 that predict timed microbatches with the least sum of squared relative errors.
 
     Args:
         samples: To fit; more than there are parameters.
         held_out: For the errors only.
+        least: Seconds that the host takes to start a pass.
 
     Raises:
         ValueError: If there are too few samples or a time is not positive.
     """
     names = [name for name, field in COLUMNS.items() if any(getattr(s.size, field) for s in samples)]
     if len(samples) <= len(names) + 1:
-        raise ValueError(f"Got {len(samples)} samples for {len(names) + 1} parameters, expected more. Time more.")
+        raise ValueError(
+            f"Got {len(samples)} samples for {len(names) + 1} parameters, expected more. Time more, or larger ones."
+        )
     seconds = np.array([sample.seconds for sample in samples])
     if not (seconds > 0).all():
         raise ValueError(f"Got a time of {seconds.min()} s, expected all > 0. Check the clock.")
@@ -131,7 +164,7 @@ def fit(samples: Sequence[Sample], *, held_out: Sequence[Sample]) -> Fit:
     scale = np.linalg.norm(matrix, axis=0)
     values = nonnegative_least_squares(matrix / scale, np.ones(seconds.size)) / scale
     parameters = dict(zip([*names, "per_microbatch"], values.tolist(), strict=True))
-    return Fit(parameters=CostParameters(**parameters), held_out=tuple(held_out))
+    return Fit(parameters=CostParameters(**parameters), held_out=tuple(held_out), least=least)
 
 
 def nonnegative_least_squares(matrix: NDArray[np.float64], target: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -174,4 +207,8 @@ def _read_fit(values: dict[str, object]) -> Fit:
         Sample(size=MicrobatchSize(**s["size"]), seconds=s["seconds"])
         for s in values["held_out"]  # type: ignore[attr-defined]
     ]
-    return Fit(parameters=CostParameters(**values["parameters"]), held_out=tuple(held_out))  # type: ignore[arg-type]
+    return Fit(
+        parameters=CostParameters(**values["parameters"]),  # type: ignore[arg-type]
+        held_out=tuple(held_out),
+        least=values["least"],  # type: ignore[arg-type]
+    )

@@ -134,11 +134,3 @@ def test_a_calibration_is_stored_and_planned_with(tmp_path: Path, example: Path,
     assert errors["tree_median_error"] == pytest.approx(sorted(calibration.tree.errors)[3], abs=1e-4)
     (step,) = planned(example, "--model", stored, "--ranks", 1, "--max-tokens", 8, "sharing=always")
     assert 0 < step["makespan"] < 10
-
-
-def test_measuring_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(measure, "REPEATS", 1)
-    monkeypatch.setattr(measure, "_seconds", lambda model, layout: 1.0)
-    said: list[tuple[int, int]] = []
-    measure.measure("tiny:qwen3", device="cpu", max_tokens=256, progress=lambda *both: said.append(both))
-    assert said == [(done, len(said)) for done in range(1, len(said) + 1)]

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, replace
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harts.plan.calibration import Calibration, Sample, fit, nonnegative_least_squares
+from harts.plan.calibration import Calibration, Sample, busy, fit, nonnegative_least_squares
 from harts.plan.cost import CostParameters
 from harts.plan.size import MicrobatchSize
 from tests.plan.test_cost import DIMENSIONS
 
+HOST_SECONDS = 0.1
+"""The least that a pass took on the H200, the smallest of 668 tokens."""
 DEVICE = CostParameters(
     per_token=3e-6, per_pair=2e-9, per_loss_edge=5e-6, per_run=4e-5, per_round=3e-4, per_microbatch=2e-3
 )
@@ -66,6 +70,32 @@ def test_nonnegative_least_squares_meets_the_optimality_conditions(seed, columns
     assert np.abs(descent[x > 0]).max(initial=0) <= 1e-8
 
 
+def test_passes_that_the_host_is_longer_at_than_the_device_are_left_out():
+    samples = samples_of(DEVICE, 60)
+    least = float(np.median([s.seconds for s in samples])) / 3
+    timed = [replace(s, seconds=max(least, s.seconds)) for s in samples]
+    left = busy(timed, least)
+    assert {s.seconds for s in left} == {s.seconds for s in samples if s.seconds >= 2 * least}
+    fitted = fit(left, held_out=timed, least=least)
+    assert fitted.errors.max() < 1e-6
+    assert fitted.predict(MicrobatchSize(tokens=1, pairs=1)) == least
+    with pytest.raises(ValueError, match=r"the host takes [0-9.]+ to start one.*--max-tokens"):
+        busy(timed, max(s.seconds for s in timed))
+
+
+@pytest.mark.parametrize(("execution", "median", "most"), [("tree", 0.01, 0.02), ("flat", 0.04, 0.12)])
+def test_microbatches_of_an_h200_are_predicted(execution, median, most):
+    """28 of each execution of a Qwen3.5 of 1B parameters, as `harts calibrate` timed them."""
+    with (Path(__file__).parent / "h200_qwen3_5_1b.json").open(encoding="utf-8") as file:
+        timed = [Sample(size=MicrobatchSize(**s["size"]), seconds=s["seconds"]) for s in json.load(file)[execution]]
+    left = busy(timed, HOST_SECONDS)
+    for first in range(4):
+        held_out = left[first::4]
+        errors = fit([s for s in left if s not in held_out], held_out=held_out, least=HOST_SECONDS).errors
+        assert np.median(errors) < median
+        assert errors.max() < most
+
+
 def test_too_few_samples_and_bad_times_are_named():
     samples = samples_of(DEVICE, 8)
     with pytest.raises(ValueError, match="Got 7 samples for 7 parameters"):
@@ -94,7 +124,7 @@ def test_json_round_trip_is_exact():
 @pytest.mark.parametrize(
     ("before", "after", "message"),
     [
-        ('"version": 1', '"version": 2', "version 2, expected 1"),
+        ('"version": 2', '"version": 1', "version 1, expected 2"),
         ('"flat"', '"flam"', "damaged"),
         ('"vocab_size"', '"vocabulary"', "damaged.*vocab"),
         ('"held_out"', '"held"', "damaged.*a fit has the fields"),
