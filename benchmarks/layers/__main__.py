@@ -19,7 +19,11 @@ def main() -> None:
     name = sys.argv[1] if len(sys.argv) > 1 else ""
     if name not in MODULES:
         raise SystemExit(f"python -m benchmarks.layers NAME [options], NAME one of: {', '.join(MODULES)}")
-    importlib.import_module(MODULES[name]).main(sys.argv[2:])
+    try:
+        module = importlib.import_module(MODULES[name])
+    except ModuleNotFoundError as error:
+        raise SystemExit(f"{error}. Layers are timed on a GPU: pip install -e '.[gpu]' there.") from error
+    module.main(sys.argv[2:])
 
 
 if __name__ == "__main__":
