@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.activation import activation_of_kernel
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layers.short_conv.packed import packed_short_conv
@@ -76,16 +77,16 @@ def _by_fla(
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
     index = layout.indices.launch_conv(CHUNK_SIZE)
-    is_silu = isinstance(layer.act, nn.SiLU)
+    activation = activation_of_kernel(layer.act)
     x, key, query = tree_short_conv_rows(
         mixed_TD,
         layer.conv1d.weight.squeeze(1),
         layer.conv1d.bias,
         index=index,
         widths=widths,
-        activation="silu" if is_silu else "none",
+        activation=activation,
     )
-    if not is_silu:
+    if activation == "none":
         x, key, query = layer.act(x), layer.act(key), layer.act(query)
     output_RHV = tree_mamba2_rows(
         x.unflatten(-1, (step_TH.shape[-1], -1)),

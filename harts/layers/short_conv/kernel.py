@@ -11,17 +11,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any
 
 import torch
 import triton
 from torch import Tensor
 
+from harts.layers.activation import Activation
 from harts.layers.rows import sum_shared_rows
 from harts.layers.short_conv.kernels import branching_gradient_kernel, conv_backward_kernel, conv_forward_kernel
 from harts.layout.conv_index import ConvIndex
-
-Activation = Literal["silu", "none"]
 
 MAX_PIECES = 4
 
