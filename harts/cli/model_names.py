@@ -25,6 +25,10 @@ class NamedCosts:
     """FLOPs, or seconds if fitted."""
     fitted: bool
     """Whether they come from a calibration."""
+    least_tree: float = 0.0
+    """Seconds of any pass on trees, at least: what the host takes to start it. 0 where that is not known."""
+    least_flat: float = 0.0
+    """The same of flat passes."""
 
 
 def find_costs(name: str) -> NamedCosts:
@@ -35,7 +39,13 @@ def find_costs(name: str) -> NamedCosts:
     """
     if name.endswith(".json") and Path(name).is_file() and '"dimensions"' in Path(name).read_text(encoding="utf-8"):
         calibration = Calibration.from_json(Path(name).read_text(encoding="utf-8"))
-        return NamedCosts(dimensions=calibration.dimensions, costs=calibration.costs, fitted=True)
+        return NamedCosts(
+            dimensions=calibration.dimensions,
+            costs=calibration.costs,
+            fitted=True,
+            least_tree=calibration.tree.least,
+            least_flat=calibration.flat.least,
+        )
     # A calibration needs neither transformers nor torch, which take seconds to import.
     from harts.cli.load_model import find_config
     from harts.models.dimensions import model_dimensions

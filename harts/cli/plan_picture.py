@@ -124,7 +124,22 @@ def _facts(planned: PlannedStep) -> list[str]:
     ]
     if plan.sharing:
         facts += [_replay(planned), _memory(planned, largest)]
-    return facts
+    return facts + _too_short(planned)
+
+
+def _too_short(planned: PlannedStep) -> list[str]:
+    """Whether the host takes longer to start some microbatches than the device to run them."""
+    named, shared = planned.named, planned.plan.sharing
+    least, costs = (named.least_tree, named.costs.tree) if shared else (named.least_flat, named.costs.flat)
+    overhead = costs.per_microbatch + costs.per_round
+    all_of_them = [m for rank in planned.plan.slots for m in rank]
+    short = sum(m.predicted_work + overhead < least for m in all_of_them)
+    if short == 0:
+        return []
+    return [
+        f"{short} of {len(all_of_them)} microbatches are shorter than the {planned.work(least)} that the host takes to "
+        "start one: the step takes longer than predicted. Give them more tokens, or use fewer ranks"
+    ]
 
 
 def _replay(planned: PlannedStep) -> str:
