@@ -18,7 +18,7 @@ from harts.data.trajectory import example_trajectories
 from harts.plan.calibration import Calibration, Fit, Sample
 from harts.plan.cost import CostParameters
 from harts.plan.size import MicrobatchSize
-from tests.plan.test_cost import DIMENSIONS
+from tests.plan.test_calibration import calibration
 
 KEYS = [
     *("makespan", "lower_bound", "ratio_to_bound", "imbalance_p95", "slots"),
@@ -133,8 +133,8 @@ def test_a_calibration_is_stored_and_planned_with(tmp_path: Path, example: Path,
     result = call(calibrate, "--model", "tiny:qwen3", "--max-tokens", 256, "--output", stored, "--json")
     assert result.exit_code == 0, result.output
     errors = json.loads(result.stdout.splitlines()[-1])
-    calibration = Calibration.from_json(stored.read_text())
-    assert errors["tree_median_error"] == pytest.approx(sorted(calibration.tree.errors)[3], abs=1e-4)
+    found = Calibration.from_json(stored.read_text())
+    assert errors["tree_median_error"] == pytest.approx(sorted(found.tree.errors)[3], abs=1e-4)
     (step,) = planned(example, "--model", stored, "--ranks", 1, "--max-tokens", 8, "sharing=always")
     assert 0 < step["makespan"] < 10
 
@@ -146,16 +146,7 @@ def test_microbatches_that_the_host_is_longer_at_are_told(tmp_path: Path, exampl
     said = []
     for least in (0.0, 6.5e-4):
         fitted = Fit(parameters=costs, held_out=(sample,), least=least)
-        calibration = Calibration(
-            model="tiny",
-            device="a device",
-            dtype="bfloat16",
-            dimensions=DIMENSIONS,
-            tree=fitted,
-            flat=fitted,
-            saved_bytes_per_token=1.0,
-        )
-        stored.write_text(calibration.to_json())
+        stored.write_text(calibration(fitted).to_json())
         result = call(plan, example, "--model", stored, "--ranks", 2, "--max-tokens", 8, "sharing=always")
         assert result.exit_code == 0, result.output
         said.append("microbatches are shorter than the 0.65 ms" in " ".join(result.output.split()))

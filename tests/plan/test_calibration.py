@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harts.plan.calibration import Calibration, Sample, busy, fit, nonnegative_least_squares
+from harts.plan.calibration import Calibration, Fit, Sample, busy, fit, nonnegative_least_squares
 from harts.plan.cost import CostParameters
 from harts.plan.size import MicrobatchSize
 from tests.plan.test_cost import DIMENSIONS
@@ -104,8 +104,8 @@ def test_too_few_samples_and_bad_times_are_named():
         fit([*samples, replace(samples[0], seconds=0.0)], held_out=[])
 
 
-def calibration() -> Calibration:
-    fitted = fit(samples_of(DEVICE, 12), held_out=samples_of(DEVICE, 2, seed=1))
+def calibration(fitted: Fit | None = None) -> Calibration:
+    fitted = fitted or fit(samples_of(DEVICE, 12), held_out=samples_of(DEVICE, 2, seed=1))
     return Calibration(
         model="tiny",
         device="a device",
