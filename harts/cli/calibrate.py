@@ -102,7 +102,7 @@ def _show(calibration: Calibration, output: Path, console: Console) -> None:
         if any(values):
             costs.add_row(name, *(f"{value * 1e6:.4g} us" for value in values))
     console.print(costs)
-    held_out = Table(title="Held out: measured and predicted")
+    held_out = Table(title="Held out: measured and predicted", show_edge=False, pad_edge=False)
     for column in ("execution", "tokens", "runs", "rounds", "loss edges", "measured", "predicted", "error"):
         held_out.add_column(column, justify="left" if column == "execution" else "right")
     for name, fitted in (("tree", calibration.tree), ("flat", calibration.flat)):
