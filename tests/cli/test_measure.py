@@ -39,6 +39,20 @@ def test_measuring_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch):
     assert said == [(done, len(said)) for done in range(1, len(said) + 1)]
 
 
+def test_tiny_numbers_cost_no_more_than_others(monkeypatch: pytest.MonkeyPatch):
+    flushed = []
+
+    def look(model: object, layout: object) -> float:
+        flushed.append(bool((torch.tensor([1e-39]) * 1.0 == 0).all()))
+        return 1.0
+
+    monkeypatch.setattr(measure, "REPEATS", 1)
+    monkeypatch.setattr(measure, "_seconds", look)
+    measure.measure("tiny:qwen3", device="cpu", max_tokens=256)
+    assert all(flushed)
+    assert torch.tensor([1e-39]) * 1.0 != 0
+
+
 def test_a_device_without_memory_is_named(monkeypatch: pytest.MonkeyPatch):
     def fail(*arguments: object) -> float:
         raise torch.OutOfMemoryError
