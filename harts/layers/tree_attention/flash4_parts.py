@@ -61,6 +61,7 @@ class TreeMask(AttentionMask):
         own = layout_utils.reshape_acc_to_mn(thr_mma.partition_C(places), transpose=self.swap_AB)
         # Of thread 0: known while compiling, and as far from one another as those of any thread.
         first = layout_utils.reshape_acc_to_mn(thr_mma.get_slice(0).partition_C(places), transpose=self.swap_AB)
+        windowed = len(window) == 2
         query_mode, key_mode = (1, 0) if const_expr(self.swap_AB) else (0, 1)
         first_key = own[0][key_mode] + n_block * self.tile_n
         below = cute.make_rmem_tensor(cute.size(own.shape[1]), Int32)
@@ -68,19 +69,19 @@ class TreeMask(AttentionMask):
         for column in cutlass.range_constexpr(cute.size(own.shape[1])):
             key = first_key + first[0, column][key_mode]
             below[column] = subtree_end[key] - key
-            if const_expr(len(window) == 2):
+            if const_expr(windowed):
                 window_end[column] = window[1][key]
         for row in cutlass.range_constexpr(cute.size(own.shape[0])):
             query = own[row, 0][query_mode] + m_block * self.tile_m
             if const_expr(self.qhead_per_kvhead_packgqa != 1):
                 query = query // self.qhead_per_kvhead_packgqa
             position = Int32(0)
-            if const_expr(len(window) == 2):
+            if const_expr(windowed):
                 position = window[0][query]
             for column in cutlass.range_constexpr(cute.size(own.shape[1])):
                 distance = query - first_key - first[0, column][key_mode]
                 seen = (distance >= 0) & (distance < below[column])
-                if const_expr(len(window) == 2):
+                if const_expr(windowed):
                     seen = seen & (position < window_end[column])
                 scores[row, column] = scores[row, column] if seen else -cutlass.Float32.inf
 
