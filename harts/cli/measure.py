@@ -53,16 +53,15 @@ def measure(
     dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     model = prepare(load_model(name, dtype=dtype, device=device))
     dimensions = model_dimensions(model.module.config, bytes_per_element=dtype.itemsize)
-    designs = list(_designs(max_tokens, model.vocab_size))
-    passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in [_next_to_nothing(), *designs]]
+    designs = [_next_to_nothing(), *_designs(max_tokens, model.vocab_size)]
+    passes = [_executions(batch, tree, model, dimensions, max_tokens) for batch, tree in designs]
     total = 2 * len(passes) * (REPEATS + 1)
     done = itertools.count(1)
     samples = {
         execution: _time(model, [both[execution] for both in passes], lambda: progress(next(done), total))
         for execution in ("tree", "flat")
     }
-    batch, largest = max(designs, key=lambda design: design[1].num_tokens)
-    saved = _saved_bytes(pack(largest, batch, model.needs).to(model.device), model)
+    largest = max((both["tree"][0] for both in passes), key=lambda layout: layout.num_tokens)
     on_gpu = model.device.type == "cuda"
     return Calibration(
         model=name,
@@ -71,7 +70,7 @@ def measure(
         dimensions=dimensions,
         tree=_fit(samples["tree"], on_gpu=on_gpu),
         flat=_fit(samples["flat"], on_gpu=on_gpu),
-        saved_bytes_per_token=saved / largest.num_tokens,
+        saved_bytes_per_token=_saved_bytes(largest, model) / largest.num_tokens,
     )
 
 
@@ -175,7 +174,7 @@ def _seconds(model: TreeModel, layout: PackedLayout | FlatLayout) -> float:
     return seconds
 
 
-def _saved_bytes(layout: PackedLayout, model: TreeModel) -> int:
+def _saved_bytes(layout: PackedLayout | FlatLayout, model: TreeModel) -> int:
     """What autograd keeps for a microbatch."""
     parameters = {p.untyped_storage().data_ptr() for p in model.module.parameters()}
     kept: dict[int, int] = {}

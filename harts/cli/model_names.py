@@ -23,12 +23,13 @@ class NamedCosts:
     """Of the model."""
     costs: ExecutionCosts
     """FLOPs, or seconds if fitted."""
-    fitted: bool
-    """Whether they come from a calibration."""
-    least_tree: float = 0.0
-    """Seconds of any pass on trees, at least: what the host takes to start it. 0 where that is not known."""
-    least_flat: float = 0.0
-    """The same of flat passes."""
+    calibration: Calibration | None = None
+    """Where they come from, if they are fitted."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether they come from a calibration."""
+        return self.calibration is not None
 
 
 def find_costs(name: str) -> NamedCosts:
@@ -39,13 +40,7 @@ def find_costs(name: str) -> NamedCosts:
     """
     if name.endswith(".json") and Path(name).is_file() and '"dimensions"' in Path(name).read_text(encoding="utf-8"):
         calibration = Calibration.from_json(Path(name).read_text(encoding="utf-8"))
-        return NamedCosts(
-            dimensions=calibration.dimensions,
-            costs=calibration.costs,
-            fitted=True,
-            least_tree=calibration.tree.least,
-            least_flat=calibration.flat.least,
-        )
+        return NamedCosts(dimensions=calibration.dimensions, costs=calibration.costs, calibration=calibration)
     # A calibration needs neither transformers nor torch, which take seconds to import.
     from harts.cli.load_model import find_config
     from harts.models.dimensions import model_dimensions
@@ -53,4 +48,4 @@ def find_costs(name: str) -> NamedCosts:
     dimensions = model_dimensions(find_config(name))
     flops = CostParameters.of_dimensions(dimensions)
     costs = ExecutionCosts(tree=flops, flat=flops, chunk_size=dimensions.chunk_size, windows=dimensions.windows)
-    return NamedCosts(dimensions=dimensions, costs=costs, fitted=False)
+    return NamedCosts(dimensions=dimensions, costs=costs)

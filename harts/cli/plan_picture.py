@@ -129,16 +129,18 @@ def _facts(planned: PlannedStep) -> list[str]:
 
 def _too_short(planned: PlannedStep) -> list[str]:
     """Whether the host takes longer to start some microbatches than the device to run them."""
-    named, shared = planned.named, planned.plan.sharing
-    least, costs = (named.least_tree, named.costs.tree) if shared else (named.least_flat, named.costs.flat)
-    overhead = costs.per_microbatch + costs.per_round
+    calibration = planned.named.calibration
+    if calibration is None:
+        return []
+    fit = calibration.tree if planned.plan.sharing else calibration.flat
+    overhead = fit.parameters.per_microbatch + fit.parameters.per_round
     all_of_them = [m for rank in planned.plan.slots for m in rank]
-    short = sum(m.predicted_work + overhead < least for m in all_of_them)
+    short = sum(m.predicted_work + overhead < fit.least for m in all_of_them)
     if short == 0:
         return []
     return [
-        f"{short} of {len(all_of_them)} microbatches are shorter than the {planned.work(least)} that the host takes to "
-        "start one: the step takes longer than predicted. Give them more tokens, or use fewer ranks"
+        f"{short} of {len(all_of_them)} microbatches are shorter than the {planned.work(fit.least)} that the host "
+        "takes to start one: the step takes longer than predicted. Give them more tokens, or use fewer ranks"
     ]
 
 
