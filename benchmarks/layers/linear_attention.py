@@ -9,7 +9,8 @@
 Outputs are compared bit by bit with fla's on sampled paths before a kind is timed. Medians of CUDA events, all
 executions in turns. `one` is fla's call of one sequence, `packed` that of as many equal sequences as the tree has
 trajectories, `tree` ours on rows in run order, `gathers` the same with tokens taken into run order and outputs back;
-`layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call. Where fla
+`layer` has the short convolution too, which writes in run order, and `layer one` fla's before its call; of lightning
+attention both have the activation instead, `layer one` PyTorch's. Where fla
 refuses its gradient, `one` is our call without branches, and `packed` is left out. `chunks` are those of the tree over
 those of one sequence: a chunk costs the same however many of its rows are used. Most of the time goes into fla's
 autotuning when nothing is compiled yet: about a minute a kind, and minutes more for calls round by round
@@ -39,9 +40,10 @@ from benchmarks.layers.linear_profile import profiled
 from benchmarks.layers.linear_sweep import sweep
 from benchmarks.layers.linear_timing import Row, medians, report
 from harts.layers.gather import gather_rows
+from harts.layers.linear_attention.kernels.activated_rows import activated_rows
 from harts.layers.rows import owned_rows, take_rows
 from harts.layers.short_conv.kernel import tree_short_conv_rows
-from harts.layout.conv_index import ConvIndex, conv_index
+from harts.layout.conv_index import ConvIndex, RowIndex, conv_index
 from harts.layout.launch import LaunchPlan, launch_index, plan_launch
 from harts.layout.rounds import plan_runs
 from harts.tree.prefix_tree import PrefixTree
@@ -183,12 +185,18 @@ def times_of_tree(kind: Kind, name: str, tree: PrefixTree, *, by_rounds: bool) -
     if kind.public_gradient:
         cu_seqlens = equal_sequences(num_tokens, trajectories)
         work["packed"] = forward_backward(kind, streams, lambda x: kind.public(x, cu_seqlens))
-    if kind.convolved:
+    if kind.before == "convolution":
         before = mixed(streams)
         work["layer"] = forward_backward(
             kind, before, lambda x: owned_rows(kind.tree(convolved(x, streams, index, gathered), launch), rows)
         )
         work["layer one"] = forward_backward(kind, before, lambda x: one(convolved_by_fla(x, streams)))
+    if kind.before == "activation":
+        before = mixed_by_head(streams)
+        work["layer"] = forward_backward(
+            kind, before, lambda x: owned_rows(kind.tree(activated(x, rows, gathered), launch), rows)
+        )
+        work["layer one"] = forward_backward(kind, before, lambda x: one(activated_by_pytorch(x)))
     if by_rounds and kind.rounds is not None:
         rounds = kind.rounds
         work["by rounds"] = forward_backward(kind, streams, lambda x: rounds(x, runs))
@@ -234,6 +242,25 @@ def convolved_by_fla(x: Streams, like: Streams) -> Streams:
     pieces = output.split([like[name][0].numel() for name in ("q", "k", "v")], dim=1)
     rest = {name: stream for name, stream in x.items() if name not in ("x", "taps")}
     return {n: p.reshape(-1, *like[n].shape[1:]) for n, p in zip(("q", "k", "v"), pieces, strict=True)} | rest
+
+
+def mixed_by_head(streams: Streams) -> Streams:
+    """Queries, keys and values as projected, those of a head side by side; and the rest."""
+    side_by_side = torch.cat([streams[name] for name in ("q", "k", "v")], dim=-1)
+    return {"x": side_by_side, **{n: x for n, x in streams.items() if n not in ("q", "k", "v")}}
+
+
+def activated(x: Streams, rows: RowIndex, gathered: Callable[[Streams], Streams]) -> Streams:
+    """Streams in run order from what `mixed_by_head` gave."""
+    rest = gathered({name: stream for name, stream in x.items() if name != "x"})
+    return dict(zip(("q", "k", "v"), activated_rows(x["x"], rows, "silu"), strict=True)) | rest
+
+
+def activated_by_pytorch(x: Streams) -> Streams:
+    """The same of one sequence, as transformers does it."""
+    pieces = torch.nn.functional.silu(x["x"]).chunk(3, dim=-1)
+    rest = {name: stream for name, stream in x.items() if name != "x"}
+    return dict(zip(("q", "k", "v"), pieces, strict=True)) | rest
 
 
 def describe(name: str, tree: PrefixTree, plan: LaunchPlan) -> Row:

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from fla.ops.gated_delta_rule import chunk_gated_delta_rule
@@ -42,8 +42,8 @@ class Kind:
     """False where fla refuses the gradient on Hopper with some Triton; then ours without branches is the floor."""
     constant: tuple[str, ...] = ()
     """Streams that are not of tokens."""
-    convolved: bool = True
-    """Whether layers of it have a short convolution."""
+    before: Literal["convolution", "activation", "nothing"] = "convolution"
+    """What layers of it do with projected queries, keys and values."""
 
 
 def _bf16(*shape: int) -> Tensor:
@@ -116,14 +116,17 @@ def _delta(function: Callable[..., Any], *, bounded: bool | None, heads: int, ch
     )
 
 
-def _decays(*, groups: int, heads: int, value_width: int, constant: bool, convolved: bool = False) -> Kind:
+def _decays(
+    *, groups: int, heads: int, value_width: int, before: Literal["convolution", "activation", "nothing"]
+) -> Kind:
+    constant = before == "activation"
     return Kind(
         streams=partial(_decay_streams, groups=groups, heads=heads, value_width=value_width, constant=constant),
         tree=_decay_tree,
         public=_decay_public,
         public_gradient=constant,
         constant=("g",) if constant else (),
-        convolved=convolved,
+        before=before,
     )
 
 
@@ -131,7 +134,7 @@ KINDS = {
     "gdn": _delta(chunk_gated_delta_rule, bounded=None, heads=16, channels=0),
     "kda": _delta(chunk_kda, bounded=False, heads=32, channels=128),
     "kda-bounded": _delta(chunk_kda, bounded=True, heads=32, channels=128),
-    "lightning": _decays(groups=32, heads=32, value_width=128, constant=True),
-    "simple-gla": _decays(groups=32, heads=32, value_width=128, constant=False),
-    "ssd": _decays(groups=8, heads=64, value_width=64, constant=False, convolved=True),
+    "lightning": _decays(groups=32, heads=32, value_width=128, before="activation"),
+    "simple-gla": _decays(groups=32, heads=32, value_width=128, before="nothing"),
+    "ssd": _decays(groups=8, heads=64, value_width=64, before="convolution"),
 }

@@ -76,17 +76,39 @@ def sum_shared_rows(grad: Tensor, index: RowIndex, into: Tensor, *, at_tokens: b
     )
 
 
+def copy_rows(source: Tensor, index: Tensor, *, dtype: torch.dtype | None = None) -> Tensor:
+    """Rows by their numbers, without a gradient.
+
+    Args:
+        source: [N, ...].
+        index: int32, one dimension; -1 for zeros.
+        dtype: Of the result; that of the source if None.
+
+    Returns:
+        `source[index]`.
+    """
+    source = source.contiguous()
+    copied = source.new_empty(index.numel(), *source.shape[1:], dtype=dtype)
+    width = source[0].numel()
+    block = min(triton.next_power_of_2(width), 1024)
+    rows = TILE // block
+    _copy_rows_kernel[(triton.cdiv(index.numel(), rows), triton.cdiv(width, block))](
+        source, copied, index, index.numel(), width, ROWS=rows, BLOCK=block, num_warps=4
+    )
+    return copied
+
+
 class _TakeRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, source: Tensor, index: RowIndex) -> Tensor:
         ctx.index = index
-        return _copy_rows(source, index.token_R)
+        return copy_rows(source, index.token_R)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
         index: RowIndex = ctx.index
         grad = grad_outputs[0].contiguous()
-        total = _copy_rows(grad, index.first_row_T)
+        total = copy_rows(grad, index.first_row_T)
         sum_shared_rows(grad.view(index.num_rows, -1), index, total.view(index.num_tokens, -1), at_tokens=True)
         return total, None
 
@@ -95,24 +117,11 @@ class _OwnedRows(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, output: Tensor, index: RowIndex) -> Tensor:
         ctx.index = index
-        return _copy_rows(output, index.owner_T)
+        return copy_rows(output, index.owner_T)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
-        return _copy_rows(grad_outputs[0], ctx.index.owned_token_R), None
-
-
-def _copy_rows(source: Tensor, index: Tensor) -> Tensor:
-    """`source[index]`, with zeros where the index is -1."""
-    source = source.contiguous()
-    copied = source.new_empty(index.numel(), *source.shape[1:])
-    width = source[0].numel()
-    block = min(triton.next_power_of_2(width), 1024)
-    rows = TILE // block
-    _copy_rows_kernel[(triton.cdiv(index.numel(), rows), triton.cdiv(width, block))](
-        source, copied, index, index.numel(), width, ROWS=rows, BLOCK=block, num_warps=4
-    )
-    return copied
+        return copy_rows(grad_outputs[0], ctx.index.owned_token_R), None
 
 
 @triton.jit
@@ -124,7 +133,7 @@ def _copy_rows_kernel(source_ptr, copied_ptr, index_ptr, num_rows, width, ROWS: 
     place = index.to(tl.int64)[:, None] * width + column[None, :]
     values = tl.load(source_ptr + place, mask=(index >= 0)[:, None] & inside, other=0.0)
     place = row.to(tl.int64)[:, None] * width + column[None, :]
-    tl.store(copied_ptr + place, values, mask=(row < num_rows)[:, None] & inside)
+    tl.store(copied_ptr + place, values.to(copied_ptr.dtype.element_ty), mask=(row < num_rows)[:, None] & inside)
 
 
 @triton.jit

@@ -15,11 +15,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from harts.layers.activation import Activation
 from harts.layers.gather import gather_rows
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layout.chunk_index import ChunkIndex, chunk_index
+from harts.layout.conv_index import row_index
 from harts.layout.launch import LaunchIndex
 from harts.layout.rounds import plan_runs
 from harts.tree.prefix_tree import PrefixTree
@@ -183,10 +185,12 @@ def mamba2_streams(num_tokens: int, generator: torch.Generator) -> Streams:
 
 
 def mamba2_tree(streams: Streams, launch: LaunchIndex) -> Tensor:
-    from harts.layers.linear_attention.fla_simple_gla import tree_mamba2_rows
+    from harts.layers.linear_attention.fla_simple_gla import Mamba2Rows, tree_mamba2_by_fla
 
-    x, step, key, query, rate, skip = streams.values()
-    return tree_mamba2_rows(x, step, rate_H=rate, key=key, query=query, skip_H=skip, launch=launch)
+    *rows, rate, skip = streams.values()
+    index = row_index(rows[0].shape[0]).to(DEVICE)  # as if each row were a token: outputs of all of them
+    inputs = Mamba2Rows(**dict(zip(("x", "step", "key", "query"), rows, strict=True)))
+    return tree_mamba2_by_fla(inputs, rate_H=rate, skip_H=skip, index=index, launch=launch)
 
 
 def mamba2_public(streams: Streams) -> Tensor:
@@ -382,3 +386,36 @@ def test_more_runs_than_a_grid_has_rows(title: str):
     gradients = torch.autograd.grad(output, list(leaves.values()), torch.randn_like(output))
     assert all(gradient.isfinite().all() for gradient in gradients)
     assert all(gradient[: C + 3].abs().max() > 0 for gradient in gradients)
+
+
+@pytest.mark.parametrize("activation", ["silu", "none"])
+def test_activated_rows(activation: Activation):
+    from harts.layers.linear_attention.kernels.activated_rows import activated_rows
+    from harts.layers.rows import take_rows
+
+    rows = rows_of(FOREST["branches"](), C).to(DEVICE)
+    mixed = torch.randn(rows.owner_T.numel(), HV, 3 * K, device=DEVICE).bfloat16().requires_grad_()
+    activated = torch.nn.functional.silu(mixed) if activation == "silu" else mixed
+    expected = take_rows(activated, rows.index).chunk(3, dim=-1)
+    actual = activated_rows(mixed, rows.index, activation)
+    upstream = [torch.randn_like(piece) for piece in expected]
+    wanted, got = (torch.autograd.grad(pieces, mixed, upstream)[0] for pieces in (expected, actual))
+    # One rounding instead of two.
+    for e, a in [*zip(expected, actual, strict=True), (wanted, got)]:
+        assert errors([e], [a])[0] < 4e-3
+
+
+def test_outputs_of_mamba2_go_back_to_tokens():
+    from harts.layers.linear_attention.fla_simple_gla import Mamba2Rows, tree_mamba2_by_fla
+
+    rows, kind = rows_of(FOREST["branches"](), C).to(DEVICE), KINDS["mamba2"]
+    streams = random_streams(kind, rows)
+    upstream = torch.randn(rows.owner_T.numel(), HV, V, device=DEVICE)
+    wanted = tree_gradients(kind, streams, rows, upstream)
+    leaves = leaves_of(streams)
+    *inputs, rate, skip = taken(kind, leaves, rows.token_R).values()
+    inputs = Mamba2Rows(**dict(zip(("x", "step", "key", "query"), inputs, strict=True)))
+    output = tree_mamba2_by_fla(inputs, rate_H=rate, skip_H=skip, index=rows.index, launch=rows.launch)
+    got = torch.autograd.grad(output, list(leaves.values()), upstream)
+    for name, e, a in zip(leaves, wanted, got, strict=True):
+        assert torch.equal(e, a), name

@@ -18,6 +18,7 @@ Imported only where fla is installed.
 # pyright: reportMissingImports=false
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -29,7 +30,10 @@ from torch import Tensor
 from harts.layers.linear_attention.fla_arguments import chunks_of
 from harts.layers.linear_attention.kernels.chunk_gradients import ChunkRows, ChunkStates, chunk_gradients
 from harts.layers.linear_attention.kernels.decay_states import ChunkDecay, tree_state_gradients, tree_states
+from harts.layers.linear_attention.kernels.mamba2_rows import input_gradients, outputs_at_tokens, times_steps
 from harts.layers.linear_attention.ssd import SSDInputs
+from harts.layers.rows import copy_rows
+from harts.layout.conv_index import RowIndex
 from harts.layout.launch import LaunchIndex
 
 CHUNK_SIZE = 64
@@ -80,60 +84,108 @@ def tree_lightning_rows(
     return tree_simple_gla(SSDInputs(query=query_RHK, key=key_RHK, value=value_RHV, decay=-slope_H), launch)
 
 
-def tree_mamba2_rows(
-    x_RHV: Tensor, step_RH: Tensor, *, rate_H: Tensor, key: Tensor, query: Tensor, skip_H: Tensor, launch: LaunchIndex
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class Mamba2Rows:
+    """What SSD reads in Mamba2, R rows in run order."""
+
+    x: Tensor
+    """[R, H, V], 16 bits. Convolved inputs of the heads."""
+    step: Tensor
+    """[R, H] > 0, any dtype. `dt`, past softplus and limits."""
+    key: Tensor
+    """[R, groups, K], 16 bits. `B`."""
+    query: Tensor
+    """[R, groups, K]. `C`."""
+
+
+def tree_mamba2_by_fla(
+    rows: Mamba2Rows, *, rate_H: Tensor, skip_H: Tensor, index: RowIndex, launch: LaunchIndex
 ) -> Tensor:
-    """Mamba2's SSD with its skip term along every path, on rows in run order.
+    """Mamba2's SSD with its skip term along every path.
 
     Args:
-        x_RHV: [R, H, V], 16 bits. Convolved inputs of the heads.
-        step_RH: [R, H] > 0, any dtype. `dt`, past softplus and limits.
+        rows: In run order, on the device.
         rate_H: [H] float32 < 0. `A = -exp(A_log)`.
-        key: [R, groups, K], 16 bits. `B`.
-        query: [R, groups, K]. `C`.
         skip_H: [H]. `D`.
-        launch: Of the R rows.
+        index: Of the rows and the T tokens.
+        launch: Of the rows.
 
     Returns:
-        [R, H, V] float32. The products with steps are taken in float32, and `x * dt` is then rounded to the dtype of
+        [T, H, V] float32. The products with steps are taken in float32, and `x * dt` is then rounded to the dtype of
         `x`; kernels made for Mamba2 round the keys times `dt` and the decay instead.
     """
-    step_RH = step_RH.float()
-    value_RHV = x_RHV.float() * step_RH.unsqueeze(-1)
-    inputs = SSDInputs(query=query, key=key, value=value_RHV.to(x_RHV.dtype), decay=rate_H * step_RH)
-    return tree_simple_gla(inputs, launch).float() + skip_H.float().unsqueeze(-1) * x_RHV
+    step = rows.step.float().contiguous()
+    streams = (rows.query, rows.key, rows.x)
+    return _Mamba2.apply((launch, index), *(x.contiguous() for x in streams), step, rate_H * step, skip_H.float())
 
 
 class _SimpleGLA(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, launch: LaunchIndex, scale: float, *rows: Tensor) -> Tensor:
         query, key, value, decay = rows
-        # fla's kernels take powers of two.
-        if decay.dim() == 1:
-            log2 = ChunkDecay(gamma=decay * RCP_LN2)
-        else:
-            log2 = ChunkDecay(g=chunk_local_cumsum(decay, scale=RCP_LN2, **chunks_of(launch)))
-        h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
-        output = chunk_fwd_o(
-            q=query, k=key, v=value, h=h, g=log2.g, g_gamma=log2.gamma, scale=scale, **chunks_of(launch)
-        )  # fmt: skip
+        log2 = _log2(decay, launch)
         ctx.launch, ctx.scale = launch, scale
         ctx.save_for_backward(query, key, value, log2.g, log2.gamma)
-        return output
+        return _outputs(query, key, value, log2, scale=scale, launch=launch)
 
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         query, key, value, g, gamma = ctx.saved_tensors
-        launch, scale, grad = ctx.launch, ctx.scale, grad_outputs[0].contiguous()
-        log2, chunks = ChunkDecay(g=g, gamma=gamma), chunks_of(launch)
-        h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
-        dh = tree_state_gradients(query, grad, log2, scale=scale, launch=launch, dtype=key.dtype)
-        gates = g
-        if gates is None:
-            gates = chunk_local_cumsum(gamma.expand(*value.shape[:2], -1).contiguous(), **chunks)
-        rows = ChunkRows(q=query, k=key, v=value, g=gates, do=grad, dv=None)
-        dq, dk, _, dg = chunk_gradients(rows, ChunkStates(h=h, dh=dh), scale=scale, launch=launch)
-        dv = chunk_bwd_dv(q=query, k=key, do=grad, dh=dh, g=g, g_gamma=gamma, scale=scale, **chunks)
-        if g is not None:
-            dg = chunk_local_cumsum(dg, reverse=True, **chunks)
-        return None, None, dq, dk, dv.to(value.dtype), None if g is None else dg
+        log2, grad = ChunkDecay(g=g, gamma=gamma), grad_outputs[0].contiguous()
+        return None, None, *_gradients(query, key, value, grad, log2, scale=ctx.scale, launch=ctx.launch)
+
+
+class _Mamba2(torch.autograd.Function):
+    """SSD between what `kernels/mamba2_rows.py` has, so that gradients of its inputs are added up once."""
+
+    @staticmethod
+    def forward(ctx: Any, where: tuple[LaunchIndex, RowIndex], *streams: Tensor) -> Tensor:
+        query, key, x, step, decay, skip = streams
+        launch, index = where
+        log2 = _log2(decay[None], launch)
+        value = times_steps(x, step)
+        output = _outputs(query[None], key[None], value[None], log2, scale=1.0, launch=launch)
+        ctx.where = where
+        ctx.save_for_backward(query, key, x, step, skip, value, log2.g)
+        return outputs_at_tokens(output[0], x, skip, index.owner_T)
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        query, key, x, step, skip, value, g = ctx.saved_tensors
+        launch, index = ctx.where
+        dout = copy_rows(grad_outputs[0], index.owned_token_R, dtype=x.dtype)
+        query, key, value = query[None], key[None], value[None]
+        dq, dk, dv, ddecay = _gradients(query, key, value, dout[None], ChunkDecay(g=g), scale=1.0, launch=launch)
+        assert ddecay is not None
+        dx, dstep, dskip = input_gradients(dv[0], dout, x, step, skip)
+        return None, dq[0], dk[0], dx, dstep, ddecay[0], dskip
+
+
+def _log2(decay: Tensor, launch: LaunchIndex) -> ChunkDecay:
+    """Decays [1, R, H] or [H] for kernels that take powers of two, as fla's do."""
+    if decay.dim() == 1:
+        return ChunkDecay(gamma=decay * RCP_LN2)
+    return ChunkDecay(g=chunk_local_cumsum(decay, scale=RCP_LN2, **chunks_of(launch)))
+
+
+def _outputs(
+    query: Tensor, key: Tensor, value: Tensor, log2: ChunkDecay, *, scale: float, launch: LaunchIndex
+) -> Tensor:
+    h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
+    return chunk_fwd_o(q=query, k=key, v=value, h=h, g=log2.g, g_gamma=log2.gamma, scale=scale, **chunks_of(launch))
+
+
+def _gradients(
+    query: Tensor, key: Tensor, value: Tensor, grad: Tensor, log2: ChunkDecay, *, scale: float, launch: LaunchIndex
+) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    """Of queries, keys, values and decays, if they differ by token."""
+    chunks, gates = chunks_of(launch), log2.g
+    h = tree_states(key, value, log2, launch=launch, dtype=key.dtype)
+    dh = tree_state_gradients(query, grad, log2, scale=scale, launch=launch, dtype=key.dtype)
+    if gates is None:
+        assert log2.gamma is not None
+        gates = chunk_local_cumsum(log2.gamma.expand(*value.shape[:2], -1).contiguous(), **chunks)
+    rows = ChunkRows(q=query, k=key, v=value, g=gates, do=grad, dv=None)
+    dq, dk, _, dg = chunk_gradients(rows, ChunkStates(h=h, dh=dh), scale=scale, launch=launch)
+    dv = chunk_bwd_dv(q=query, k=key, do=grad, dh=dh, g=log2.g, g_gamma=log2.gamma, scale=scale, **chunks)
+    return dq, dk, dv.to(value.dtype), None if log2.g is None else chunk_local_cumsum(dg, reverse=True, **chunks)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from harts.layers.activation import Activation
 from harts.layers.linear_attention.levels import chunk_rows, owned_rows, states_along_levels
 from harts.layout.chunk_index import ChunkIndex
 from harts.layout.packed import PackedLayout
@@ -75,23 +76,25 @@ def tree_lightning_attention(
     return owned_rows((query * decays.query_HC.unsqueeze(-1)) @ before + within, chunks)
 
 
-def lightning_by_fla(mixed_THM: Tensor, slope_H: Tensor, layout: PackedLayout) -> Tensor:
+def lightning_by_fla(mixed_THM: Tensor, slope_H: Tensor, layout: PackedLayout, *, activation: Activation) -> Tensor:
     """Lightning attention of packed tokens through fla, in its chunks.
 
     Args:
         mixed_THM: [T, H, K + K + V] with K = V: queries, keys and values side by side, in 16 bits on a GPU.
         slope_H: [H] float32, >= 0. Decays are taken exactly from it, not rounded as a model in 16 bits keeps them.
         layout: Of the T tokens.
+        activation: Of queries, keys and values.
 
     Returns:
         [T, H, V] in the dtype of `mixed_THM`.
     """
     from harts.layers.linear_attention.fla_simple_gla import CHUNK_SIZE, tree_lightning_rows
-    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.linear_attention.kernels.activated_rows import activated_rows
+    from harts.layers.rows import owned_rows
 
-    rows = layout.indices.launch_conv(CHUNK_SIZE).rows
-    query_RHK, key_RHK, value_RHV = take_rows(mixed_THM, rows).chunk(3, dim=-1)
+    index = layout.indices.launch_conv(CHUNK_SIZE).rows
+    query_RHK, key_RHK, value_RHV = activated_rows(mixed_THM, index, activation)
     output_RHV = tree_lightning_rows(
         query_RHK, key_RHK, value_RHV, slope_H=slope_H, launch=layout.indices.launch(CHUNK_SIZE)
     )
-    return owned_rows(output_RHV, rows)
+    return owned_rows(output_RHV, index)

@@ -72,8 +72,8 @@ def _by_fla(
     layer: Mamba2Layer, mixed_TD: Tensor, step_TH: Tensor, widths: tuple[int, ...], layout: PackedLayout
 ) -> Tensor:
     """Convolution straight into run order, SSD there in fla's chunks, outputs back in packed order: [T, H * V]."""
-    from harts.layers.linear_attention.fla_simple_gla import CHUNK_SIZE, tree_mamba2_rows
-    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.linear_attention.fla_simple_gla import CHUNK_SIZE, Mamba2Rows, tree_mamba2_by_fla
+    from harts.layers.rows import take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
     index = layout.indices.launch_conv(CHUNK_SIZE)
@@ -88,13 +88,11 @@ def _by_fla(
     )
     if activation == "none":
         x, key, query = layer.act(x), layer.act(key), layer.act(query)
-    output_RHV = tree_mamba2_rows(
-        x.unflatten(-1, (step_TH.shape[-1], -1)),
-        take_rows(step_TH, index.rows),
-        rate_H=-layer.A_log.float().exp(),
+    rows = Mamba2Rows(
+        x=x.unflatten(-1, (step_TH.shape[-1], -1)),
+        step=take_rows(step_TH, index.rows),
         key=key.unflatten(-1, (-1, layer.ssm_state_size)),
         query=query.unflatten(-1, (-1, layer.ssm_state_size)),
-        skip_H=layer.D,
-        launch=layout.indices.launch(CHUNK_SIZE),
     )
-    return owned_rows(output_RHV, index.rows).flatten(-2)
+    rate_H, launch = -layer.A_log.float().exp(), layout.indices.launch(CHUNK_SIZE)
+    return tree_mamba2_by_fla(rows, rate_H=rate_H, skip_H=layer.D, index=index.rows, launch=launch).flatten(-2)

@@ -46,7 +46,8 @@ def _pointer_of(piece, p0, p1, p2, p3):
 
 
 @triton.jit
-def _sigmoid(x, APPROXIMATE: tl.constexpr):
+def sigmoid(x, APPROXIMATE: tl.constexpr):
+    """Of float32; approximate where compiled for a GPU."""
     if APPROXIMATE:
         # Within 2 ulp; without the handling of denormals, which costs more than the two instructions.
         power = tl.inline_asm_elementwise(
@@ -112,7 +113,7 @@ def conv_forward_kernel(
         x = tl.load(x_ptr + place, mask=(token >= 0)[:, None] & inside[None, :], other=0.0)
         total = tl.fma(x.to(tl.float32), tl.broadcast_to(weights[j][None, :], [BLOCK_R, BLOCK_D]), total)
     if SILU:
-        total *= _sigmoid(total, APPROXIMATE)
+        total *= sigmoid(total, APPROXIMATE)
     y_ptr = _pointer_of(piece, y0_ptr, y1_ptr, y2_ptr, y3_ptr)
     place = row.to(tl.int64)[:, None] * width + local[None, :]
     tl.store(y_ptr + place, total.to(y_ptr.dtype.element_ty), mask=in_rows[:, None] & inside[None, :])
@@ -144,8 +145,8 @@ def _through_activation(taps, dy, weights, bias, TAPS: tl.constexpr, SILU: tl.co
         before = bias
         for j in tl.static_range(TAPS - 1, -1, -1):
             before = tl.fma(taps[j], weights[j], before)
-        sigmoid = _sigmoid(before, APPROXIMATE)
-        gradient = dy * sigmoid * (1.0 + before * (1.0 - sigmoid))
+        gate = sigmoid(before, APPROXIMATE)
+        gradient = dy * gate * (1.0 + before * (1.0 - gate))
     return gradient
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers import PreTrainedConfig
 from transformers.models.minimax import modeling_minimax as hf
 
+from harts.layers.activation import activation_of_kernel
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.lightning import LightningDecays, lightning_by_fla, tree_lightning_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
@@ -27,11 +28,14 @@ class TreeMiniMaxLightningAttention(hf.MiniMaxLightningAttention):
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
         compute = torch.promote_types(hidden_TD.dtype, torch.float32)
-        mixed_THM = self.act_fn(self.qkv_proj(hidden_TD)).unflatten(-1, (self.num_attention_heads, -1))
+        mixed_THM = self.qkv_proj(hidden_TD).unflatten(-1, (self.num_attention_heads, -1))
         if linear_kernel(hidden_TD, harts_layout, widths=(self.head_dim, self.head_dim)) == "fla":
-            output_THV = lightning_by_fla(mixed_THM, self.slope_rate[:, 0, 0].float(), harts_layout)
+            activation = activation_of_kernel(self.act_fn)
+            mixed_THM = self.act_fn(mixed_THM) if activation == "none" else mixed_THM
+            slope_H = self.slope_rate[:, 0, 0].float()
+            output_THV = lightning_by_fla(mixed_THM, slope_H, harts_layout, activation=activation)
         else:
-            query_THK, key_THK, value_THV = mixed_THM.to(compute).split(self.head_dim, dim=-1)
+            query_THK, key_THK, value_THV = self.act_fn(mixed_THM).to(compute).split(self.head_dim, dim=-1)
             output_THV = tree_lightning_attention(
                 query_THK, key_THK, value_THV, decays=self._decays(compute), chunks=harts_layout.chunks
             )

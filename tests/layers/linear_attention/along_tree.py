@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from harts.data import TrajectoryBatch
+from harts.layout.conv_index import RowIndex, row_index
 from harts.layout.launch import LaunchIndex, launch_index, plan_launch
 from harts.tree import build_prefix_tree, tree_from_lcp
 from harts.tree.prefix_tree import PrefixTree
@@ -26,6 +27,8 @@ class Rows:
     """[R] int64. Packed token of each row."""
     owner_T: Tensor
     """[T] int64. The row that owns each token."""
+    index: RowIndex
+    """Both, for kernels."""
     parent_T: Tensor
     """[T] int64. Packed token before each; -1 at a root."""
     chunks: list[tuple[int, int, int]]
@@ -39,6 +42,7 @@ class Rows:
             launch=self.launch.to(device),
             token_R=self.token_R.to(device),
             owner_T=self.owner_T.to(device),
+            index=self.index.to(device),
             parent_T=self.parent_T,
             chunks=self.chunks,
             paths=[path.to(device) for path in self.paths],
@@ -66,6 +70,7 @@ def rows_of(tree: PrefixTree, chunk_size: int) -> Rows:
         launch=launch_index(plan),
         token_R=torch.from_numpy(plan.token_R),
         owner_T=torch.from_numpy(plan.owner_T),
+        index=row_index(tree.num_tokens, plan),
         parent_T=torch.from_numpy(parent_T),
         chunks=chunks,
         paths=_paths(tree, parent_T.tolist()),

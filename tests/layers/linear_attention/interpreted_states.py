@@ -16,7 +16,12 @@ from fla.ops.common import chunk_delta_h, chunk_h
 from triton.runtime.autotuner import Autotuner
 
 from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
-from harts.layers.linear_attention.fla_simple_gla import tree_lightning_rows, tree_mamba2_rows, tree_simple_gla
+from harts.layers.linear_attention.fla_simple_gla import (
+    Mamba2Rows,
+    tree_lightning_rows,
+    tree_mamba2_by_fla,
+    tree_simple_gla,
+)
 from harts.layers.linear_attention.inputs import GatedDeltaInputs
 from harts.layers.linear_attention.kernels import decay_states, delta_rule
 from harts.layers.linear_attention.lightning_reference import lightning_attention_reference
@@ -267,12 +272,12 @@ def random_ssd(num_tokens: int) -> SSDInputs:
     return SSDInputs(query=normal(2, 16), key=normal(2, 16), value=normal(4, 16), decay=-0.3 * normal(4).abs())
 
 
-def compare(rows: Rows, expected: Tensor, actual: Tensor, leaves: list[Tensor], tree_leaves: list[Tensor]) -> None:
+def compare(expected: Tensor, actual: Tensor, leaves: list[Tensor], tree_leaves: list[Tensor]) -> None:
     """Outputs and gradients of tokens."""
-    assert_close("output", expected, actual[rows.owner_T].double(), ratio=2e-6)
+    assert_close("output", expected, actual.double(), ratio=2e-6)
     upstream = torch.randn(expected.shape, generator=torch.Generator().manual_seed(9), dtype=torch.float64)
     wanted = torch.autograd.grad(expected, leaves, upstream)
-    got = torch.autograd.grad(actual[rows.owner_T], tree_leaves, upstream.float())
+    got = torch.autograd.grad(actual, tree_leaves, upstream.float())
     for nth, (e, a) in enumerate(zip(wanted, got, strict=True)):
         assert_close(f"gradient {nth}", e, a.double(), ratio=4e-6)
 
@@ -289,7 +294,8 @@ def test_simple_gla_of_a_tree(name: str):
     expected = ssd_reference(SSDInputs(**dict(zip(NAMES, leaves, strict=True))), rows.parent_T)
     tree_leaves = halves(leaves)
     inputs = SSDInputs(**dict(zip(NAMES, tree_leaves, strict=True))).map(lambda x: x[rows.token_R])
-    compare(rows, expected * 0.5, tree_simple_gla(inputs, rows.launch, scale=0.5), leaves, tree_leaves)
+    actual = tree_simple_gla(inputs, rows.launch, scale=0.5)[rows.owner_T]
+    compare(expected * 0.5, actual, leaves, tree_leaves)
 
 
 NAMES = ("query", "key", "value", "decay")
@@ -309,7 +315,7 @@ def test_lightning_of_a_tree():
     actual = tree_lightning_rows(
         *(x[rows.token_R] for x in tree_leaves), slope_H=slope.float(), launch=rows.launch
     )  # fmt: skip
-    compare(rows, expected, actual, leaves, tree_leaves)
+    compare(expected, actual[rows.owner_T], leaves, tree_leaves)
 
 
 def test_mamba2_of_a_tree():
@@ -324,8 +330,9 @@ def test_mamba2_of_a_tree():
     tree_leaves = halves(leaves)
     x, step, rate, key, query, skip = tree_leaves
     x, step, key, query = (t[rows.token_R] for t in (x, step, key, query))
-    actual = tree_mamba2_rows(x, step, rate_H=rate, key=key, query=query, skip_H=skip, launch=rows.launch)
-    compare(rows, expected, actual, leaves, tree_leaves)
+    taken = Mamba2Rows(x=x, step=step, key=key, query=query)
+    actual = tree_mamba2_by_fla(taken, rate_H=rate, skip_H=skip, index=rows.index, launch=rows.launch)
+    compare(expected, actual, leaves, tree_leaves)
 
 
 @pytest.mark.parametrize("gate", ["head", pytest.param("channel", marks=SLOW)])
@@ -348,7 +355,7 @@ def test_delta_rule_of_a_tree(gate: str):
     tree_leaves = halves(leaves)
     query, key, value, decay, beta = (x[rows.token_R] for x in tree_leaves)
     inputs = GatedDeltaInputs(query=query, key=key, value=value, decay=decay, beta=beta)
-    compare(rows, expected, tree_delta_rule(inputs, rows.launch), leaves, tree_leaves)
+    compare(expected, tree_delta_rule(inputs, rows.launch)[rows.owner_T], leaves, tree_leaves)
 
 
 @pytest.mark.parametrize("size", [128, 24])

@@ -15,14 +15,16 @@ from tests.triton_checks import assembled, run_interpreted
 INTERPRETED = (
     "tests/layers/linear_attention/interpreted_states.py",
     "tests/layers/linear_attention/interpreted_channels.py",
+    "tests/layers/linear_attention/interpreted_rows.py",
 )
 TYPES = {
     **dict.fromkeys(["g", "gk", "gamma", "states", "start_gradients", "dg", "da", "dbeta"], "*fp32"),
     **dict.fromkeys(["da_q", "da_k", "db"], "*fp32"),
     **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
     **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
-    "counts": "*i32",
-    "num_rows": "i32",
+    **dict.fromkeys(["counts", "owner", "token_of_row", "first_row", "shared_slot"], "*i32"),
+    **dict.fromkeys(["step", "skip", "total", "dstep", "dskip", "sums"], "*fp32"),
+    **dict.fromkeys(["num_rows", "num_tokens", "num_shared", "num_pairs"], "i32"),
     "scale": "fp32",
 }
 """Of arguments; all others are pointers to bfloat16."""
@@ -37,6 +39,8 @@ class Compiled:
     shared_bytes: int
     pipelined: bool
     """Whether chunks are copied to shared memory ahead of their turn."""
+    wide: bool
+    """Whether some of it is read and written 16 bytes at a time."""
 
 
 def test_float32_in_the_interpreter():
@@ -72,6 +76,7 @@ def compile_kernel(kernel: Any, constants: dict[str, Any], *, num_warps: int, nu
         spilled_bytes=machine_code.spilled_bytes,
         shared_bytes=compiled.metadata.shared,
         pipelined=machine_code.has("cp.async"),
+        wide=all(machine_code.has(f"{way}.global.v4.b32") for way in ("ld", "st")),
     )
     print(kernel.__name__, constants, found)  # noqa: T201 - shown by `pytest -rP`
     return found
@@ -175,3 +180,21 @@ def test_decays_compile(name: str, backward: bool):
     found = compile_kernel(kernel, constants, num_warps=shape.num_warps, num_stages=shape.num_stages)
     check(found)
     assert found.registers <= 255 and found.shared_bytes <= decay_states.SHARED_BYTES
+
+
+ROW_KERNELS = {
+    "activated_rows": ("_activate", "_gradient"),
+    "mamba2_rows": ("_times_steps", "_outputs", "_input_gradients"),
+}
+
+
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in ROW_KERNELS.items() for name in names])
+def test_kernels_of_rows_read_and_write_16_bytes_at_a_time(file: str, name: str):
+    pytest.importorskip("triton")
+    kernels = importlib.import_module(f"harts.layers.linear_attention.kernels.{file}")
+    sizes = {"HEADS": 64, "WIDTH": 64, "SILU": True, "APPROXIMATE": True, "PAIRS": 64}
+    sizes |= {"ROWS": 8, "CHANNELS": 512 if file == "activated_rows" else 64}
+    constants = {size: value for size, value in sizes.items() if size in getattr(kernels, name).arg_names}
+    found = compile_kernel(getattr(kernels, name), constants, num_warps=4, num_stages=1)
+    assert found.spilled_bytes == 0
+    assert found.wide

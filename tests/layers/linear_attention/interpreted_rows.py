@@ -1,0 +1,73 @@
+"""What goes into and comes out of linear attention, in Triton's interpreter, float32; see `test_kernels.py`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+import tests.interpreter  # noqa: F401 - first, and skips without Triton
+from harts.layers.activation import Activation
+from harts.layers.linear_attention.kernels import mamba2_rows
+from harts.layers.linear_attention.kernels.activated_rows import activated_rows
+from harts.layers.rows import copy_rows
+from harts.testing import assert_close
+from tests.layers.linear_attention.along_tree import TREES, Rows, rows_of
+
+C = 16
+HEADS, WIDTH = 3, 24
+"""Channels that no tile divides."""
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    new_empty, empty_like = Tensor.new_empty, torch.empty_like
+
+    def filled(tensor: Tensor) -> Tensor:
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size, **options: filled(new_empty(self, *size, **options)))
+    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: filled(empty_like(*args, **options)))
+
+
+@pytest.fixture
+def rows() -> Rows:
+    """Of branches that replay."""
+    found = rows_of(TREES["branches around a boundary"](C), C)
+    assert found.index.num_shared > 0
+    return found
+
+
+@pytest.mark.parametrize("activation", ["silu", "none"])
+def test_activated_rows(rows: Rows, activation: Activation):
+    torch.manual_seed(0)
+    mixed = torch.randn(rows.owner_T.numel(), HEADS, 3 * WIDTH, requires_grad=True)
+    activated = torch.nn.functional.silu(mixed) if activation == "silu" else mixed
+    expected = activated[rows.token_R].chunk(3, dim=-1)
+    actual = activated_rows(mixed, rows.index, activation)
+    upstream = [torch.randn_like(piece) for piece in expected]
+    for name, e, a in zip("qkv", expected, actual, strict=True):
+        assert a.is_contiguous()
+        assert_close(name, e, a, ratio=1e-6)
+    wanted, got = (torch.autograd.grad(pieces, mixed, upstream)[0] for pieces in (expected, actual))
+    assert_close("gradient", wanted, got, ratio=1e-6)
+
+
+def test_steps_and_skips_of_mamba2(rows: Rows):
+    torch.manual_seed(0)
+    num_rows = rows.token_R.numel()
+    x, output = (torch.randn(num_rows, HEADS, WIDTH, requires_grad=True) for _ in range(2))
+    step, skip = torch.rand(num_rows, HEADS, requires_grad=True), torch.randn(HEADS, requires_grad=True)
+    value = x * step[..., None]
+    tokens = (output + skip[:, None] * x)[rows.owner_T]
+    assert torch.equal(mamba2_rows.times_steps(x.detach(), step.detach()), value)
+    got = mamba2_rows.outputs_at_tokens(output.detach(), x.detach(), skip.detach(), rows.index.owner_T)
+    assert torch.equal(got, tokens)
+    upstream, dvalue = torch.randn_like(tokens), torch.randn_like(value)
+    doutput, dx, dstep, dskip = torch.autograd.grad([tokens, value], [output, x, step, skip], [upstream, dvalue])
+    dout = copy_rows(upstream, rows.index.owned_token_R, dtype=torch.float32)
+    assert torch.equal(dout, doutput)
+    found = mamba2_rows.input_gradients(dvalue, dout, x.detach(), step.detach(), skip.detach())
+    for name, e, a in zip(("x", "step", "skip"), (dx, dstep, dskip), found, strict=True):
+        assert_close(name, e, a, ratio=1e-6)
