@@ -18,7 +18,7 @@ from torch import Tensor
 from harts.layers.activation import Activation
 from harts.layers.gather import gather_rows
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
-from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layers.linear_attention.inputs import DecayGate, GatedDeltaInputs
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layout.chunk_index import ChunkIndex, chunk_index
 from harts.layout.conv_index import row_index
@@ -419,3 +419,28 @@ def test_outputs_of_mamba2_go_back_to_tokens():
     got = torch.autograd.grad(output, list(leaves.values()), upstream)
     for name, e, a in zip(leaves, wanted, got, strict=True):
         assert torch.equal(e, a), name
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_decay_rows(lower_bound: float | None):
+    from harts.layers.linear_attention.kernels.decay_rows import decay_rows
+
+    rows = rows_of(FOREST["branches"](), C).to(DEVICE)
+    projected = (8 * torch.randn(rows.owner_T.numel(), HV * K, device=DEVICE)).bfloat16()
+    leaves = [projected, torch.randn(HV, device=DEVICE), torch.randn(HV * K, device=DEVICE)]
+    x_D, log_rate, bias = (leaf.double().requires_grad_() for leaf in leaves)
+    x, rate = (x_D + bias).unflatten(-1, (HV, K)), log_rate.exp()[:, None]
+    expected = -rate * torch.nn.functional.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    expected = expected[rows.token_R]
+    leaves = [leaf.requires_grad_() for leaf in leaves]
+    gate = DecayGate(
+        projected_TD=leaves[0], log_rate_H=leaves[1], bias_D=leaves[2], lower_bound=lower_bound, dtype=torch.float32
+    )
+    actual = decay_rows(gate, rows.index)
+    upstream = torch.randn_like(actual)
+    assert errors([expected], [actual])[0] < 1e-5
+    wanted = torch.autograd.grad(expected, [x_D, log_rate, bias], upstream.double())
+    got = torch.autograd.grad(actual, leaves, upstream)
+    # The first is rounded to bfloat16.
+    for e, a, most in zip(wanted, got, (4e-3, 1e-4, 1e-4), strict=True):
+        assert errors([e], [a])[0] < most

@@ -1,10 +1,11 @@
-"""The five streams of the gated delta rule."""
+"""The five streams of the gated delta rule, and what decays are computed from."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 
@@ -35,3 +36,22 @@ class GatedDeltaInputs:
             decay=function(self.decay),
             beta=function(self.beta),
         )
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class DecayGate:
+    """Log-decays of Kimi Delta Attention by what they are computed from (arXiv 2510.26692, section 4).
+
+    `-exp(log_rate) softplus(projected + bias)`, or `lower_bound sigmoid(exp(log_rate) (projected + bias))`.
+    """
+
+    projected_TD: Tensor
+    """[T, H * K]."""
+    log_rate_H: Tensor
+    """[H]. `A_log`."""
+    bias_D: Tensor
+    """[H * K]. `dt_bias`."""
+    lower_bound: float | None
+    """< 0, which decays stay above; None without one."""
+    dtype: torch.dtype
+    """To which decays are rounded."""

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON
-from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layers.linear_attention.inputs import DecayGate, GatedDeltaInputs
 from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
@@ -31,6 +31,10 @@ class KimiDeltaLayer(Protocol):
         """From [1, T, D] to the log-decay of every key channel, [1, T, H, K]; bounded or not."""
         ...
 
+    def decay_gate(self, hidden_TD: Tensor) -> DecayGate:
+        """What the same log-decays are computed from."""
+        ...
+
 
 def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: PackedLayout) -> Tensor:
     """Projections, short convolution, gates and the delta rule along every path (arXiv 2510.26692, section 4).
@@ -45,9 +49,9 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
     """
     projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     compute = torch.promote_types(hidden_TD.dtype, torch.float32)
-    decay_THK, beta_TH = layer.forget_gate(hidden_TD[None])[0].to(compute), layer.b_proj(hidden_TD).sigmoid()
+    beta_TH = layer.b_proj(hidden_TD).sigmoid()
     if linear_kernel(projected[0], layout, widths=(layer.head_dim, layer.head_dim)) == "fla":
-        return _by_fla(layer, projected, decay_THK, beta_TH, layout)
+        return _by_fla(layer, projected, layer.decay_gate(hidden_TD), beta_TH, layout)
     mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
     convolved_TD = packed_short_conv(
@@ -61,17 +65,18 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
         query=_l2_normalise(query_THK) * layer.head_dim**-0.5,
         key=_l2_normalise(key_THK),
         value=value_THV,
-        decay=decay_THK,
+        decay=layer.forget_gate(hidden_TD[None])[0].to(compute),
         beta=beta_TH.to(compute),
     )
     return tree_gated_delta_rule(inputs, layout.chunks).to(hidden_TD.dtype)
 
 
 def _by_fla(
-    layer: KimiDeltaLayer, projected: list[Tensor], decay_THK: Tensor, beta_TH: Tensor, layout: PackedLayout
+    layer: KimiDeltaLayer, projected: list[Tensor], gate: DecayGate, beta_TH: Tensor, layout: PackedLayout
 ) -> Tensor:
-    """Convolutions straight into run order, the delta rule there, outputs back in packed order."""
+    """Convolutions and decays straight into run order, the delta rule there, outputs back in packed order."""
     from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
+    from harts.layers.linear_attention.kernels.decay_rows import decay_rows
     from harts.layers.rows import owned_rows, take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
@@ -87,7 +92,7 @@ def _by_fla(
         query=query.unflatten(-1, (-1, layer.head_dim)),
         key=key.unflatten(-1, (-1, layer.head_dim)),
         value=value.unflatten(-1, (-1, layer.head_dim)),
-        decay=take_rows(decay_THK, index.rows),
+        decay=decay_rows(gate, index.rows),
         beta=take_rows(beta_TH, index.rows),
     )
     return owned_rows(tree_delta_rule(rows, layout.indices.launch()), index.rows)

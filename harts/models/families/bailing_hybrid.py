@@ -7,6 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.bailing_hybrid import modeling_bailing_hybrid as hf
 
+from harts.layers.linear_attention.inputs import DecayGate
 from harts.layers.linear_attention.kimi_delta import tree_kimi_delta_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import (
@@ -33,6 +34,17 @@ class TreeBailingHybridDeltaAttention(hf.BailingHybridDeltaAttention):
         output_THV = tree_kimi_delta_attention(self, hidden_TD, harts_layout)
         gate_THV = self.g_proj(hidden_TD).view_as(output_THV)
         return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
+
+    def decay_gate(self, hidden_TD: Tensor) -> DecayGate:
+        """Of `BailingHybridForgetGate`."""
+        gate = self.forget_gate
+        return DecayGate(
+            projected_TD=gate.f_proj(hidden_TD),
+            log_rate_H=gate.A_log,
+            bias_D=gate.dt_bias,
+            lower_bound=gate.lower_bound if gate.safe_gate else None,
+            dtype=hidden_TD.dtype,
+        )
 
 
 FAMILY = Family(

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 from transformers.models.kimi_linear import modeling_kimi_linear as hf
 
+from harts.layers.linear_attention.inputs import DecayGate
 from harts.layers.linear_attention.kimi_delta import tree_kimi_delta_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import (
@@ -33,6 +35,17 @@ class TreeKimiLinearDeltaAttention(hf.KimiLinearDeltaAttention):
         output_THV = tree_kimi_delta_attention(self, hidden_TD, harts_layout)
         gate_THV = self.g_b_proj(self.g_a_proj(hidden_TD)).view_as(output_THV)
         return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
+
+    def decay_gate(self, hidden_TD: Tensor) -> DecayGate:
+        """Of `KimiLinearForgetGate`."""
+        gate = self.forget_gate
+        return DecayGate(
+            projected_TD=gate.f_b_proj(gate.f_a_proj(hidden_TD)),
+            log_rate_H=gate.A_log.flatten(),
+            bias_D=gate.dt_bias,
+            lower_bound=None,
+            dtype=torch.float32,
+        )
 
 
 FAMILY = Family(

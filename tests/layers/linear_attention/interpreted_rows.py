@@ -8,8 +8,10 @@ from torch import Tensor
 
 import tests.interpreter  # noqa: F401 - first, and skips without Triton
 from harts.layers.activation import Activation
+from harts.layers.linear_attention.inputs import DecayGate
 from harts.layers.linear_attention.kernels import mamba2_rows
 from harts.layers.linear_attention.kernels.activated_rows import activated_rows
+from harts.layers.linear_attention.kernels.decay_rows import decay_rows
 from harts.layers.rows import copy_rows
 from harts.testing import assert_close
 from tests.layers.linear_attention.along_tree import TREES, Rows, rows_of
@@ -52,6 +54,27 @@ def test_activated_rows(rows: Rows, activation: Activation):
         assert_close(name, e, a, ratio=1e-6)
     wanted, got = (torch.autograd.grad(pieces, mixed, upstream)[0] for pieces in (expected, actual))
     assert_close("gradient", wanted, got, ratio=1e-6)
+
+
+@pytest.mark.parametrize("lower_bound", [None, -5.0])
+def test_decay_rows(rows: Rows, lower_bound: float | None):
+    torch.manual_seed(0)
+    # Both sides of where softplus is taken for the identity.
+    projected = 8 * torch.randn(rows.owner_T.numel(), HEADS * WIDTH)
+    leaves = [x.requires_grad_() for x in (projected, torch.randn(HEADS), torch.randn(HEADS * WIDTH))]
+    x = (leaves[0] + leaves[2]).unflatten(-1, (HEADS, WIDTH))
+    rate = leaves[1].exp()[:, None]
+    assert x.max() > 20
+    expected = -rate * torch.nn.functional.softplus(x) if lower_bound is None else lower_bound * (rate * x).sigmoid()
+    gate = DecayGate(
+        projected_TD=leaves[0], log_rate_H=leaves[1], bias_D=leaves[2], lower_bound=lower_bound, dtype=torch.float32
+    )
+    actual, expected = decay_rows(gate, rows.index), expected[rows.token_R]
+    assert_close("decays", expected, actual, ratio=1e-6)
+    upstream = torch.randn_like(expected)
+    wanted, got = (torch.autograd.grad(decays, leaves, upstream) for decays in (expected, actual))
+    for name, e, a in zip(("projected", "log-rate", "bias"), wanted, got, strict=True):
+        assert_close(name, e, a, ratio=2e-6)
 
 
 def test_steps_and_skips_of_mamba2(rows: Rows):

@@ -23,9 +23,12 @@ TYPES = {
     **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
     **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
     **dict.fromkeys(["counts", "owner", "token_of_row", "first_row", "shared_slot"], "*i32"),
-    **dict.fromkeys(["step", "skip", "total", "dstep", "dskip", "sums"], "*fp32"),
+    **dict.fromkeys(
+        ["step", "skip", "total", "dstep", "dskip", "sums", "log_rate", "bias", "decay", "ddecay"], "*fp32"
+    ),
     **dict.fromkeys(["num_rows", "num_tokens", "num_shared", "num_pairs"], "i32"),
-    "scale": "fp32",
+    **dict.fromkeys(["dbias", "dlog_rate"], "*fp32"),
+    **dict.fromkeys(["scale", "lower_bound"], "fp32"),
 }
 """Of arguments; all others are pointers to bfloat16."""
 MAX_SPILLED_BYTES = 150
@@ -183,18 +186,22 @@ def test_decays_compile(name: str, backward: bool):
 
 
 ROW_KERNELS = {
-    "activated_rows": ("_activate", "_gradient"),
-    "mamba2_rows": ("_times_steps", "_outputs", "_input_gradients"),
-}
+    "activated_rows": (("_activate", "_gradient"), {"HEADS": 64, "WIDTH": 128, "ROWS": 8, "CHANNELS": 512}),
+    "decay_rows": (("_decays", "_gradients"), {"HEADS": 32, "WIDTH": 128, "ROWS": 32, "CHANNELS": 128}),
+    "mamba2_rows": (
+        ("_times_steps", "_outputs", "_input_gradients"), {"HEADS": 64, "WIDTH": 64, "PAIRS": 64, "CHANNELS": 64}
+    ),
+}  # fmt: skip
 
 
-@pytest.mark.parametrize(("file", "name"), [(file, name) for file, names in ROW_KERNELS.items() for name in names])
+@pytest.mark.parametrize(("file", "name"), [(file, name) for file, (names, _) in ROW_KERNELS.items() for name in names])
 def test_kernels_of_rows_read_and_write_16_bytes_at_a_time(file: str, name: str):
     pytest.importorskip("triton")
     kernels = importlib.import_module(f"harts.layers.linear_attention.kernels.{file}")
-    sizes = {"HEADS": 64, "WIDTH": 64, "SILU": True, "APPROXIMATE": True, "PAIRS": 64}
-    sizes |= {"ROWS": 8, "CHANNELS": 512 if file == "activated_rows" else 64}
-    constants = {size: value for size, value in sizes.items() if size in getattr(kernels, name).arg_names}
-    found = compile_kernel(getattr(kernels, name), constants, num_warps=4, num_stages=1)
+    sizes = {**ROW_KERNELS[file][1], "SILU": True, "APPROXIMATE": True, "ROUNDED": False, "BOUNDED": False}
+    assert all(getattr(kernels, size, sizes[size]) == sizes[size] for size in ("ROWS", "PAIRS") if size in sizes)
+    kernel = getattr(kernels, name)
+    constants = {size: value for size, value in sizes.items() if size in kernel.arg_names}
+    found = compile_kernel(kernel, constants, num_warps=4, num_stages=1)
     assert found.spilled_bytes == 0
     assert found.wide
