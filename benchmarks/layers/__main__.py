@@ -10,6 +10,7 @@ MODULES = {
     "conv": "benchmarks.layers.conv",
     "linear": "benchmarks.layers.linear_attention",
     "lm_head": "benchmarks.layers.lm_head",
+    "rows": "benchmarks.layers.rows",
 }
 """Benchmarks by name; each module has `main(arguments)`. Imported when asked for, since each needs other packages."""
 
