@@ -1,8 +1,8 @@
 """Plays plans for 8 to 10,000 ranks: efficiency, planning time, and what limits them.
 
-    python -m benchmarks.simulation --json                            reports/simulation.md and .svg
-    python -m benchmarks.simulation --calibration h200.json           with fitted costs
-    python -m benchmarks.simulation --quick --no-report               a minute
+    python -m benchmarks.simulation --json                                reports/simulation.md and .svg
+    python -m benchmarks.simulation --calibration default:qwen3_next      with costs counted from a configuration
+    python -m benchmarks.simulation --quick --no-report                   a minute
 
 Efficiency is the time of the step's distinct tokens, spread evenly over the ranks, over the time of the step. Plans
 pass the checks of benchmarks.planner before they are played.
@@ -16,11 +16,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from benchmarks.evidence import markdown_table, provenance, report_file
-from benchmarks.planner import MODEL, Row, checked_plan, warm_up
+from benchmarks.planner import Row, checked_plan, warm_up
 from harts.cli.model_names import find_costs
 from harts.plan.simulate import WORKLOADS, play
 from harts.plan.size import size_of_tree
 
+CALIBRATION = Path(__file__).parent / "calibrations" / "h200_qwen3_5_1b.json"
+"""`harts calibrate --model benchmarks/models/qwen3_5_1b.json --device cuda --max-tokens 32768`."""
 MAX_TOKENS = 262_144
 """Distinct tokens of a microbatch."""
 JITTER = 0.02
@@ -35,7 +37,9 @@ def main() -> None:
     parser.add_argument("--json", action="store_true", help="print one line of JSON")
     parser.add_argument("--quick", action="store_true", help="a small grid")
     parser.add_argument(
-        "--calibration", default=MODEL, help="what `harts calibrate` wrote, or any --model of harts plan"
+        "--calibration",
+        default=str(CALIBRATION),
+        help="what `harts calibrate` wrote, or any --model of harts plan (an H200's, unless given)",
     )
     parser.add_argument("--no-report", action="store_true", help="leave the report as it is")
     options = parser.parse_args()
@@ -47,7 +51,7 @@ def main() -> None:
             print(row, flush=True)
         if not options.no_report:  # after every row, since the grid takes a while
             draw(rows, report_file("simulation.svg"))
-            write_report(rows, options.calibration)
+            write_report(rows, describe(options.calibration))
     if options.json:
         print(json.dumps({"rows": rows, **provenance()}))
 
@@ -81,6 +85,18 @@ def simulate(model: str, grid: dict[int, tuple[int, ...]]) -> Iterator[Row]:
                 }
 
 
+def describe(model: str) -> str:
+    """Where the costs of a name come from."""
+    calibration = find_costs(model).calibration
+    if calibration is None:
+        return model
+    most = max(sample.size.tokens for sample in calibration.tree.held_out)
+    return (
+        f"{Path(model).name}, fitted on {calibration.device} in {calibration.dtype}; what it predicted was measured up "
+        f"to {most:,} tokens a microbatch"
+    )
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """Efficiency and planning time against ranks."""
     import matplotlib as mpl
@@ -109,7 +125,7 @@ def draw(rows: list[Row], path: Path) -> None:
     plt.close(figure)
 
 
-def write_report(rows: list[Row], model: str) -> None:
+def write_report(rows: list[Row], costs: str) -> None:
     """Write reports/simulation.md."""
     facts = "\n".join(f"- {name}: {value}" for name, value in provenance().items())
     rows = sorted(rows, key=lambda row: list(WORKLOADS).index(str(row["workload"])))
@@ -119,7 +135,7 @@ def write_report(rows: list[Row], model: str) -> None:
     text = f"""# Many ranks, simulated
 
 {facts}
-- costs: {model}
+- costs: {costs}
 - limit: {MAX_TOKENS:,} distinct tokens a microbatch; barriers after every slot
 
 ![efficiency and planning time against ranks](simulation.svg)
