@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.ragged import ranges
 from harts.layers.moe.statistics import RouterStatistics
+from harts.layout.flat import padded_length
 from harts.layout.packed import flat_to_packed
 from harts.layout.rounds import rounds_if_interior_states
 from harts.models import TreeModel
@@ -173,7 +174,7 @@ def _rows(
             yield part.order_N, flat_to_packed(part)
         else:
             length_N = batch.length_N[members]
-            yield members, ranges(np.arange(members.size) * length_N.max(), length_N)
+            yield members, ranges(np.arange(members.size) * padded_length(int(length_N.max())), length_N)
 
 
 def _in_order(

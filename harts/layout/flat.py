@@ -1,7 +1,9 @@
 """Trajectory-wise execution: each trajectory is a row of its own, shared tokens are computed again.
 
 Rows are padded on the right. Causal layers never look right, so padding cannot reach a trajectory's tokens, and chunks
-start at position 0 of every row.
+start at position 0 of every row. Rows end on multiples of 8 tokens: what keeps a channel's tokens next to each other
+in memory moves 16 bytes at a time only then. (With transformers' own short convolution, a step of Qwen3.5's shape takes
+14% longer on an H200 with 13,653 tokens than with 13,656.)
 """
 
 from __future__ import annotations
@@ -19,22 +21,27 @@ from harts.layout.edges import LossEdges, loss_edges
 from harts.layout.paths import TokenPaths, doubling_jumps
 
 PADDING_ID = 0
+ALIGNMENT = 8
+"""Tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatLayout:
-    """A padded batch of whole trajectories. Its hidden rows are those of `[N * longest, D]`."""
+    """A padded batch of whole trajectories. Its hidden rows are those of `[N * L, D]`.
+
+    L is the length of the longest, rounded up to a multiple of 8.
+    """
 
     token_ids_NL: Tensor
-    """[N, longest] int64, padded with `PADDING_ID`."""
+    """[N, L] int64, padded with `PADDING_ID`."""
     edges: LossEdges
     """One edge a trained token."""
     num_tokens: int
     """Tokens of all trajectories, padding not counted."""
     routes_TMA: Tensor | None
-    """[N * longest, M, A] int32. Recorded experts, -1 where none were; None without recorded routes."""
+    """[N * L, M, A] int32. Recorded experts, -1 where none were; None without recorded routes."""
     paths: TokenPaths
-    """Every trajectory a segment of its own, over the rows of `[N * longest, D]`."""
+    """Every trajectory a segment of its own, over the rows of `[N * L, D]`."""
 
     def token_rows(self) -> NDArray[np.int64]:
         """[F] int64. Row of every token, trajectory after trajectory; the other rows are padding."""
@@ -51,10 +58,20 @@ class FlatLayout:
         )
 
 
+def padded_length(length: int) -> int:
+    """Tokens of a row whose longest trajectory has so many.
+
+    Example:
+        >>> padded_length(16), padded_length(17)
+        (16, 24)
+    """
+    return -(-length // ALIGNMENT) * ALIGNMENT
+
+
 def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> FlatLayout:
     """Lay out some trajectories of a batch one a row, in the order given."""
     length_N = batch.length_N[trajectories]
-    token_ids_NL = np.full((trajectories.size, length_N.max()), PADDING_ID, dtype=np.int64)
+    token_ids_NL = np.full((trajectories.size, padded_length(int(length_N.max()))), PADDING_ID, dtype=np.int64)
     for row, (trajectory, length) in enumerate(zip(trajectories, length_N, strict=True)):
         begin = batch.offsets[trajectory]
         token_ids_NL[row, :length] = batch.token_ids_F[begin : begin + length]

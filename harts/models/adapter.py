@@ -100,7 +100,7 @@ class TreeModel:
             recorder: Of the same microbatch; None leaves its routers alone.
 
         Returns:
-            [T, D] for a `PackedLayout`, [N * longest, D] for a `FlatLayout`.
+            [T, D] for a `PackedLayout`, [N * L, D] for a `FlatLayout`.
         """
         decoder = self.module.get_decoder()
         options = {} if recorder is None else {"harts_router": self.routing.bound(recorder)}
