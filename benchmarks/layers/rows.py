@@ -2,9 +2,9 @@
 
 python -m benchmarks.layers rows
 
-Lightning attention's activation, Kimi Delta Attention's gate, and Mamba2's steps and skip term, which read packed
-tokens and write rows of the run order or the other way. 32,768 distinct tokens of 4,096 channels (three times as many
-for the activation), bfloat16; decays and Mamba2's outputs are float32.
+Lightning attention's activation, Kimi Delta Attention's gate, the gated norm after the delta rule, and Mamba2's steps
+and skip term, which read packed tokens and write rows of the run order or the other way. 32,768 distinct tokens of
+4,096 channels (three times as many for the activation), bfloat16; decays and Mamba2's outputs are float32.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
 from benchmarks.layers import linear_trees as trees
 from benchmarks.layers.timing import Row, check, copy_bandwidth, give_up_after, milliseconds, report
-from harts.layers.linear_attention.inputs import DecayGate
+from harts.layers.linear_attention.inputs import DecayGate, GatedNorm
 from harts.layers.linear_attention.kernels import mamba2_rows
 from harts.layers.linear_attention.kernels.activated_rows import activated_rows
 from harts.layers.linear_attention.kernels.decay_rows import decay_rows
+from harts.layers.linear_attention.kernels.gated_norm import normed_outputs
 from harts.layers.rows import copy_rows, owned_rows, take_rows
 from harts.layout.conv_index import RowIndex, row_index
 from harts.layout.launch import plan_launch
@@ -73,7 +75,7 @@ def main(arguments: list[str]) -> None:
 def times(tree_name: str, tree: PrefixTree, bandwidth: float) -> Iterator[Row]:
     """A row a task and way."""
     index = row_index(tree.num_tokens, plan_launch(tree, CHUNK_SIZE)).to(torch.device("cuda"))
-    for make in (activation, gate, steps_and_skip):
+    for make in (activation, gate, gated_norm, steps_and_skip):
         task = make(index)
         both = [(*way.forward(), *way.backward()) for way in (task.pytorch, task.kernel)]
         for expected, actual in zip(*both, strict=True):
@@ -145,6 +147,21 @@ def gate(index: RowIndex) -> Task:
         pytorch=by_autograd(pytorch, (projected, log_rate, bias)),
         forward_bytes=CHANNELS * (2 * tokens + 4 * rows),
         backward_bytes=CHANNELS * (4 * tokens + 4 * rows),
+    )
+
+
+def gated_norm(index: RowIndex) -> Task:
+    """Of the outputs of a delta rule, in PyTorch as transformers' Qwen3.5 computes it."""
+    tokens, rows, width = index.num_tokens, index.num_rows, CHANNELS // HEADS
+    output, gate = normal(rows, HEADS, width), normal(tokens, HEADS, width)
+    module = Qwen3_5RMSNormGated(width).to("cuda", torch.bfloat16)
+    norm, leaves = GatedNorm(module=module, gate_THV=gate), (output, gate, module.weight)
+    return Task(
+        name="gated norm",
+        kernel=by_autograd(lambda: (normed_outputs(output, norm, index),), leaves),
+        pytorch=by_autograd(lambda: (module(owned_rows(output, index), gate),), leaves),
+        forward_bytes=CHANNELS * 6 * tokens,
+        backward_bytes=CHANNELS * (8 * tokens + 2 * rows),
     )
 
 

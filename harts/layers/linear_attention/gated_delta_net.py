@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
-from harts.layers.linear_attention.inputs import GatedDeltaInputs
+from harts.layers.linear_attention.inputs import GatedDeltaInputs, GatedNorm
 from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
@@ -38,10 +38,11 @@ def tree_gated_delta_net(
     a_TH: Tensor,
     b_TH: Tensor,
     layout: PackedLayout,
+    norm: GatedNorm,
     *,
     max_beta: float = 1.0,
 ) -> Tensor:
-    """Short convolution, gates and the delta rule along every path.
+    """Short convolution, gates, the delta rule along every path, and the gated norm.
 
     Args:
         layer: A transformers Gated DeltaNet; its convolution, gate parameters and head sizes are read.
@@ -49,13 +50,15 @@ def tree_gated_delta_net(
         a_TH: [T, H] projected decay.
         b_TH: [T, H] projected step size.
         layout: Of the T tokens.
+        norm: Of the outputs.
         max_beta: Upper end of the step size: 2 lets transitions have negative eigenvalues (arXiv 2411.12537).
 
     Returns:
-        [T, H, V] in the dtype of `mixed_TD`, before the gated norm and the output projection.
+        [T, H, V] in the dtype of `mixed_TD`, before the output projection.
     """
     if linear_kernel(mixed_TD, layout, widths=(layer.head_k_dim, layer.head_v_dim)) == "fla":
-        return _by_fla(layer, mixed_TD, *_gates(layer, a_TH, b_TH, max_beta), layout)
+        output_RHV = _by_fla(layer, mixed_TD, *_gates(layer, a_TH, b_TH, max_beta), layout)
+        return normed_tokens(output_RHV, norm, layout)
     convolution = layer.conv1d
     convolved_TD = packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout)
     query, key, value = F.silu(convolved_TD).split([layer.key_dim, layer.key_dim, layer.value_dim], dim=-1)
@@ -73,7 +76,28 @@ def tree_gated_delta_net(
         decay=decay_TH,
         beta=beta_TH.to(compute),
     )
-    return tree_gated_delta_rule(inputs, layout.chunks).to(mixed_TD.dtype)
+    output_THV = tree_gated_delta_rule(inputs, layout.chunks).to(mixed_TD.dtype)
+    return norm.module(output_THV, norm.gate_THV)
+
+
+def normed_tokens(output_RHV: Tensor, norm: GatedNorm, layout: PackedLayout) -> Tensor:
+    """The gated norm of each token's own row, on a GPU.
+
+    Args:
+        output_RHV: [R, H, V] of the delta rule, in run order.
+        norm: Of the outputs.
+        layout: Of the T tokens.
+
+    Returns:
+        [T, H, V] in the dtype of `output`.
+    """
+    from harts.layers.linear_attention.kernels.gated_norm import normed_outputs
+    from harts.layers.rows import owned_rows
+
+    rows = layout.indices.launch_conv().rows
+    if layout.needs.kernels.exact:  # what runs flat rounds as transformers does
+        return norm.module(owned_rows(output_RHV, rows), norm.gate_THV)
+    return normed_outputs(output_RHV, norm, rows)
 
 
 def _gates(layer: GatedDeltaNetLayer, a_TH: Tensor, b_TH: Tensor, max_beta: float) -> tuple[Tensor, Tensor]:
@@ -86,9 +110,9 @@ def _gates(layer: GatedDeltaNetLayer, a_TH: Tensor, b_TH: Tensor, max_beta: floa
 def _by_fla(
     layer: GatedDeltaNetLayer, mixed_TD: Tensor, decay_TH: Tensor, beta_TH: Tensor, layout: PackedLayout
 ) -> Tensor:
-    """Convolution straight into run order, the delta rule there, outputs back in packed order."""
+    """Convolution straight into run order, and the delta rule there: [R, H, V]."""
     from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
-    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.rows import take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
     index = layout.indices.launch_conv()
@@ -107,7 +131,7 @@ def _by_fla(
         decay=take_rows(decay_TH, index.rows),
         beta=take_rows(beta_TH, index.rows),
     )
-    return owned_rows(tree_delta_rule(rows, layout.indices.launch()), index.rows)
+    return tree_delta_rule(rows, layout.indices.launch())
 
 
 def _l2_normalise(x: Tensor) -> Tensor:

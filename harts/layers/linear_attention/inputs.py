@@ -1,12 +1,13 @@
-"""The five streams of the gated delta rule, and what decays are computed from."""
+"""The five streams of the gated delta rule, what decays are computed from, and what follows."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
@@ -55,3 +56,26 @@ class DecayGate:
     """< 0, which decays stay above; None without one."""
     dtype: torch.dtype
     """To which decays are rounded."""
+
+
+class GatedNormModule(Protocol):
+    """What is read of a transformers `RMSNormGated`, whatever its family."""
+
+    weight: nn.Parameter
+    variance_epsilon: float
+    activation: str
+    """"silu" or "sigmoid"."""
+
+    def __call__(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """`weight * RMSNorm(hidden_states) * activation(gate)`, over the last dimension."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True, slots=True, eq=False)
+class GatedNorm:
+    """The norm of every head's output, and what gates it."""
+
+    module: GatedNormModule
+    """Of V channels."""
+    gate_THV: Tensor
+    """[T, H, V] before its activation."""

@@ -10,8 +10,8 @@ from torch import Tensor, nn
 
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
-from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON
-from harts.layers.linear_attention.inputs import DecayGate, GatedDeltaInputs
+from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON, normed_tokens
+from harts.layers.linear_attention.inputs import DecayGate, GatedDeltaInputs, GatedNorm
 from harts.layers.short_conv.packed import packed_short_conv
 from harts.layout.packed import PackedLayout
 
@@ -36,22 +36,28 @@ class KimiDeltaLayer(Protocol):
         ...
 
 
-def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: PackedLayout) -> Tensor:
-    """Projections, short convolution, gates and the delta rule along every path (arXiv 2510.26692, section 4).
+def tree_kimi_delta_attention(
+    layer: KimiDeltaLayer, hidden_TD: Tensor, layout: PackedLayout, norm: GatedNorm
+) -> Tensor:
+    """Projections, short convolution, gates, the delta rule along every path, and the gated norm.
+
+    Kimi Linear (arXiv 2510.26692, section 4).
 
     Args:
         layer: A transformers Kimi Delta Attention.
         hidden_TD: [T, D] its input.
         layout: Of the T tokens.
+        norm: Of the outputs.
 
     Returns:
-        [T, H, V] in the dtype of `hidden_TD`, before the gated norm and the output projection.
+        [T, H, V] in the dtype of `hidden_TD`, before the output projection.
     """
     projected = [layer.q_proj(hidden_TD), layer.k_proj(hidden_TD), layer.v_proj(hidden_TD)]
     compute = torch.promote_types(hidden_TD.dtype, torch.float32)
     beta_TH = layer.b_proj(hidden_TD).sigmoid()
     if linear_kernel(projected[0], layout, widths=(layer.head_dim, layer.head_dim)) == "fla":
-        return _by_fla(layer, projected, layer.decay_gate(hidden_TD), beta_TH, layout)
+        output_RHV = _by_fla(layer, projected, layer.decay_gate(hidden_TD), beta_TH, layout)
+        return normed_tokens(output_RHV, norm, layout)
     mixed_TD, convolution = torch.cat(projected, dim=-1), layer.conv1d
     # In the dtype of the taps, which some families keep in float32.
     convolved_TD = packed_short_conv(
@@ -68,16 +74,17 @@ def tree_kimi_delta_attention(layer: KimiDeltaLayer, hidden_TD: Tensor, layout: 
         decay=layer.forget_gate(hidden_TD[None])[0].to(compute),
         beta=beta_TH.to(compute),
     )
-    return tree_gated_delta_rule(inputs, layout.chunks).to(hidden_TD.dtype)
+    output_THV = tree_gated_delta_rule(inputs, layout.chunks).to(hidden_TD.dtype)
+    return norm.module(output_THV, norm.gate_THV)
 
 
 def _by_fla(
     layer: KimiDeltaLayer, projected: list[Tensor], gate: DecayGate, beta_TH: Tensor, layout: PackedLayout
 ) -> Tensor:
-    """Convolutions and decays straight into run order, the delta rule there, outputs back in packed order."""
+    """Convolutions and decays straight into run order, and the delta rule there: [R, H, V]."""
     from harts.layers.linear_attention.fla_delta_rule import tree_delta_rule
     from harts.layers.linear_attention.kernels.decay_rows import decay_rows
-    from harts.layers.rows import owned_rows, take_rows
+    from harts.layers.rows import take_rows
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
     index = layout.indices.launch_conv()
@@ -95,7 +102,7 @@ def _by_fla(
         decay=decay_rows(gate, index.rows),
         beta=take_rows(beta_TH, index.rows),
     )
-    return owned_rows(tree_delta_rule(rows, layout.indices.launch()), index.rows)
+    return tree_delta_rule(rows, layout.indices.launch())
 
 
 def _l2_normalise(x: Tensor) -> Tensor:

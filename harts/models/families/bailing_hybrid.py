@@ -7,7 +7,7 @@ from typing import Any
 from torch import Tensor
 from transformers.models.bailing_hybrid import modeling_bailing_hybrid as hf
 
-from harts.layers.linear_attention.inputs import DecayGate
+from harts.layers.linear_attention.inputs import DecayGate, GatedNorm
 from harts.layers.linear_attention.kimi_delta import tree_kimi_delta_attention
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import (
@@ -31,9 +31,9 @@ class TreeBailingHybridDeltaAttention(hf.BailingHybridDeltaAttention):
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
-        output_THV = tree_kimi_delta_attention(self, hidden_TD, harts_layout)
-        gate_THV = self.g_proj(hidden_TD).view_as(output_THV)
-        return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
+        gate_THV = self.g_proj(hidden_TD).unflatten(-1, (-1, self.head_dim))
+        norm = GatedNorm(module=self.o_norm, gate_THV=gate_THV)
+        return self.o_proj(tree_kimi_delta_attention(self, hidden_TD, harts_layout, norm).flatten(-2))[None]
 
     def decay_gate(self, hidden_TD: Tensor) -> DecayGate:
         """Of `BailingHybridForgetGate`."""

@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.models.olmo_hybrid import modeling_olmo_hybrid as hf
 
 from harts.layers.linear_attention.gated_delta_net import GatedDeltaNetLayer, tree_gated_delta_net
+from harts.layers.linear_attention.inputs import GatedNorm
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 
@@ -29,11 +30,11 @@ class TreeOlmoHybridGatedDeltaNet(hf.OlmoHybridGatedDeltaNet):
             self.a_proj(hidden_TD),
             self.b_proj(hidden_TD),
             harts_layout,
+            GatedNorm(module=self.o_norm, gate_THV=self.g_proj(hidden_TD).unflatten(-1, (-1, self.head_v_dim))),
             # A step of up to 2 reflects the state at a key where one of up to 1 can only erase it.
             max_beta=2.0 if self.allow_neg_eigval else 1.0,
         )
-        gate_THV = self.g_proj(hidden_TD).view_as(output_THV)
-        return self.o_proj(self.o_norm(output_THV, gate_THV).flatten(-2))[None]
+        return self.o_proj(output_THV.flatten(-2))[None]
 
 
 FAMILY = Family(

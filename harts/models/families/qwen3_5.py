@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from transformers.models.qwen3_5 import modeling_qwen3_5 as hf
 
 from harts.layers.linear_attention.gated_delta_net import GatedDeltaNetLayer, tree_gated_delta_net
+from harts.layers.linear_attention.inputs import GatedNorm, GatedNormModule
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 
@@ -23,18 +24,18 @@ class Qwen3_5Layer(GatedDeltaNetLayer, Protocol):  # noqa: N801 - transformers' 
     out_proj: nn.Linear
 
     @property
-    def norm(self) -> nn.Module:
+    def norm(self) -> GatedNormModule:
         """The gated norm, a class of the family."""
         ...
 
 
 def gated_delta_net_on_layout(layer: Qwen3_5Layer, hidden_TD: Tensor, layout: PackedLayout) -> Tensor:
     """[T, D] to [T, D]."""
+    norm = GatedNorm(module=layer.norm, gate_THV=layer.in_proj_z(hidden_TD).unflatten(-1, (-1, layer.head_v_dim)))
     output_THV = tree_gated_delta_net(
-        layer, layer.in_proj_qkv(hidden_TD), layer.in_proj_a(hidden_TD), layer.in_proj_b(hidden_TD), layout
+        layer, layer.in_proj_qkv(hidden_TD), layer.in_proj_a(hidden_TD), layer.in_proj_b(hidden_TD), layout, norm
     )
-    gate_THV = layer.in_proj_z(hidden_TD).view_as(output_THV)
-    return layer.out_proj(layer.norm(output_THV, gate_THV).flatten(-2))
+    return layer.out_proj(output_THV.flatten(-2))
 
 
 class TreeQwen3_5GatedDeltaNet(hf.Qwen3_5GatedDeltaNet):  # noqa: N801 - transformers' name with a prefix

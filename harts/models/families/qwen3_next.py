@@ -9,6 +9,7 @@ from torch import Tensor
 from transformers.models.qwen3_next import modeling_qwen3_next as hf
 
 from harts.layers.linear_attention.gated_delta_net import tree_gated_delta_net
+from harts.layers.linear_attention.inputs import GatedNorm
 from harts.layout.packed import LayoutNeeds, PackedLayout
 from harts.models.family import TINY, TINY_EXPERTS, TINY_GATED_DELTA_NET, Family, gated_delta_net_mixers
 from harts.models.routers import SOFTMAX_BY_SETTING
@@ -27,8 +28,9 @@ class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
             self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states)
         )
         mixed_TD = torch.cat([x[0].flatten(-2) for x in (query, key, value)], dim=-1)
-        output_THV = tree_gated_delta_net(self, mixed_TD, a[0], b[0], harts_layout)
-        return self.out_proj(self.norm(output_THV, gate[0]).flatten(-2))[None]
+        norm = GatedNorm(module=self.norm, gate_THV=gate[0])
+        output_THV = tree_gated_delta_net(self, mixed_TD, a[0], b[0], harts_layout, norm)
+        return self.out_proj(output_THV.flatten(-2))[None]
 
 
 FAMILY = Family(

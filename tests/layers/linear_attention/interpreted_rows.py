@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 import torch
 from torch import Tensor
+from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
+from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
 import tests.interpreter  # noqa: F401 - first, and skips without Triton
 from harts.layers.activation import Activation
-from harts.layers.linear_attention.inputs import DecayGate
+from harts.layers.linear_attention.inputs import DecayGate, GatedNorm
 from harts.layers.linear_attention.kernels import mamba2_rows
 from harts.layers.linear_attention.kernels.activated_rows import activated_rows
 from harts.layers.linear_attention.kernels.decay_rows import decay_rows
+from harts.layers.linear_attention.kernels.gated_norm import normed_outputs
 from harts.layers.rows import copy_rows
 from harts.testing import assert_close
 from tests.layers.linear_attention.along_tree import TREES, Rows, rows_of
@@ -75,6 +78,23 @@ def test_decay_rows(rows: Rows, lower_bound: float | None):
     wanted, got = (torch.autograd.grad(decays, leaves, upstream) for decays in (expected, actual))
     for name, e, a in zip(("projected", "log-rate", "bias"), wanted, got, strict=True):
         assert_close(name, e, a, ratio=2e-6)
+
+
+@pytest.mark.parametrize("norm", [Qwen3_5RMSNormGated, KimiLinearRMSNormGated])
+def test_gated_norm(rows: Rows, norm: type[Qwen3_5RMSNormGated] | type[KimiLinearRMSNormGated]):
+    torch.manual_seed(0)
+    module = norm(WIDTH, eps=1e-3)
+    torch.nn.init.normal_(module.weight)
+    output = torch.randn(rows.token_R.numel(), HEADS, WIDTH, requires_grad=True)
+    gate = torch.randn(rows.owner_T.numel(), HEADS, WIDTH, requires_grad=True)
+    expected = module(output[rows.owner_T], gate)
+    actual = normed_outputs(output, GatedNorm(module=module, gate_THV=gate), rows.index)
+    assert_close("outputs", expected, actual, ratio=1e-6)
+    leaves, upstream = (output, gate, module.weight), torch.randn_like(expected)
+    wanted, got = (torch.autograd.grad(normed, leaves, upstream) for normed in (expected, actual))
+    for name, e, a in zip(("outputs", "gate", "weight"), wanted, got, strict=True):
+        assert_close(name, e, a, ratio=1e-6)
+    assert not got[0][rows.index.owned_token_R < 0].any()
 
 
 def test_steps_and_skips_of_mamba2(rows: Rows):

@@ -22,13 +22,13 @@ TYPES = {
     **dict.fromkeys(["da_q", "da_k", "db"], "*fp32"),
     **dict.fromkeys(["cu_seqlens", "chunk_indices", "queue"], "*i64"),
     **dict.fromkeys(["slot_of_chunk", "flags", "ticket", "slot_offsets", "slot_runs"], "*i32"),
-    **dict.fromkeys(["counts", "owner", "token_of_row", "first_row", "shared_slot"], "*i32"),
+    **dict.fromkeys(["counts", "owner", "owned_token", "token_of_row", "first_row", "shared_slot"], "*i32"),
     **dict.fromkeys(
         ["step", "skip", "total", "dstep", "dskip", "sums", "log_rate", "bias", "decay", "ddecay"], "*fp32"
     ),
     **dict.fromkeys(["num_rows", "num_tokens", "num_shared", "num_pairs"], "i32"),
-    **dict.fromkeys(["dbias", "dlog_rate"], "*fp32"),
-    **dict.fromkeys(["scale", "lower_bound"], "fp32"),
+    **dict.fromkeys(["dbias", "dlog_rate", "dweight"], "*fp32"),
+    **dict.fromkeys(["scale", "lower_bound", "epsilon"], "fp32"),
 }
 """Of arguments; all others are pointers to bfloat16."""
 MAX_SPILLED_BYTES = 150
@@ -188,6 +188,7 @@ def test_decays_compile(name: str, backward: bool):
 ROW_KERNELS = {
     "activated_rows": (("_activate", "_gradient"), {"HEADS": 64, "WIDTH": 128, "ROWS": 8, "CHANNELS": 512}),
     "decay_rows": (("_decays", "_gradients"), {"HEADS": 32, "WIDTH": 128, "ROWS": 32, "CHANNELS": 128}),
+    "gated_norm": (("_outputs", "_gradients"), {"HEADS": 32, "WIDTH": 128, "PAIRS": 32, "CHANNELS": 128}),
     "mamba2_rows": (
         ("_times_steps", "_outputs", "_input_gradients"), {"HEADS": 64, "WIDTH": 64, "PAIRS": 64, "CHANNELS": 64}
     ),
