@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib import import_module
@@ -96,7 +97,10 @@ ROUTING_TOGETHER = (
 )
 
 # Packages whose modules work on every token alone (activations), or wrap modules that are checked themselves.
-TOKEN_WISE_PACKAGES = ("transformers.activations", "torch._dynamo.eval_frame")
+TOKEN_WISE_PACKAGES = (
+    *("transformers.activations", "torch._dynamo.eval_frame"),
+    *(f"liger_kernel.transformers.{name}" for name in ("rms_norm", "layer_norm", "swiglu", "geglu")),
+)
 TOKEN_WISE_CLASSES = (nn.Linear, nn.Embedding, nn.LayerNorm, nn.RMSNorm, nn.Identity, nn.SiLU, nn.GELU, nn.ReLU)
 # By name, since peft need not be installed. Its other layers (convolutions, attention) mix tokens.
 ADAPTER_CLASSES = tuple(f"peft.tuners.lora.layer.{name}" for name in ("Linear", "Embedding", "ParamWrapper"))
@@ -233,13 +237,23 @@ def check_modules(model: PreTrainedModel, family: Family) -> None:
                 f"{name} is a {type(module).__qualname__}, a subclass of {owner.__qualname__}: it would not be "
                 f"replaced by the layer that runs on trees. Prepare the model before it is wrapped."
             )
-        is_known = owner in known or module in convolutions or owner.__module__.startswith(TOKEN_WISE_PACKAGES)
-        if not is_known and f"{owner.__module__}.{owner.__qualname__}" not in ADAPTER_CLASSES:
+        path = f"{owner.__module__}.{owner.__qualname__}"
+        is_known = not known.isdisjoint({owner, _entry_of(owner)}) or module in convolutions
+        if not (is_known or path.startswith(TOKEN_WISE_PACKAGES) or path in ADAPTER_CLASSES):
             raise ValueError(
-                f"{name or 'The model'} is a {owner.__module__}.{owner.__qualname__}, which HARTS does not know: "
-                "it may carry state from one branch of a tree into another. Remove it, or state in "
+                f"{name or 'The model'} is a {path}, which HARTS does not know: it may carry state from one branch of "
+                "a tree into another. Remove it, or state in "
                 f"harts/models/families/{FAMILIES[model.config.model_type]}.py how it runs on trees."
             )
+
+
+def _entry_of(cls: type[nn.Module]) -> object:
+    """What the module of a class has under its name.
+
+    Another class where a library like Liger put its own there, maybe before the family read it.
+    """
+    module = sys.modules.get(cls.__module__)
+    return None if module is None else vars(module).get(cls.__qualname__)
 
 
 def _forward_owner(cls: type[nn.Module]) -> type[nn.Module]:

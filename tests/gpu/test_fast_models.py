@@ -92,6 +92,20 @@ def test_errors_are_those_of_trajectories_alone(model_type: str):
         assert fast <= 1.25 * max(torch_s, flat)
 
 
+@pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
+def test_norms_and_mlps_of_liger(model_type: str):
+    liger = pytest.importorskip("liger_kernel.transformers")
+    trajectories, expected, _ = truth(model_type)
+    errors = []
+    for patched in (False, True):
+        model = model_of(model_type, None).restore()
+        if patched:
+            liger._apply_liger_kernel_to_instance(model=model, fused_linear_cross_entropy=False)
+        result = harts.train_step(harts.prepare(model), trajectories, OBJECTIVE)
+        errors.append(np.sqrt(np.mean((result.logprobs_P - expected) ** 2)))
+    assert errors[1] <= 1.25 * errors[0]
+
+
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "kimi_linear", "bamba", "minimax"])
 def test_two_steps_have_equal_bits(model_type: str):
     """Log-probs always; gradients where attention was asked to be deterministic."""

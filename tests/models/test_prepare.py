@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import peft
 import pytest
 import torch
@@ -9,11 +11,13 @@ import transformers
 from packaging.version import Version
 from torch import Tensor, nn
 from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
+from transformers.models.qwen3 import modeling_qwen3
 from transformers.models.qwen3.modeling_qwen3 import Qwen3MLP
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5DecoderLayer, Qwen3_5GatedDeltaNet
 
 import harts
-from harts.models.registry import supported_types
+from harts.models import adapter
+from harts.models.registry import find_family, supported_types
 from harts.models.tiny import tiny_model
 from harts.testing import assert_gradients_close, float64_throughout, gradients
 from tests.cases import BESIDE, RICH, trajectories_of
@@ -128,6 +132,36 @@ def test_unknown_layers_are_refused_by_name():
     with pytest.raises(ValueError, match=r"model\.layers\.2\.mlp is a .*MixingMLP"):
         harts.prepare(model)
     assert not any(type(m).__module__.startswith("harts") for m in model.modules()), "a refusal changes nothing"
+
+
+class LigerMLP(Qwen3MLP):
+    """Stands for a class of Liger's, whose package needs Triton."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return Qwen3MLP.forward(self, x)
+
+
+LigerMLP.__module__ = "liger_kernel.transformers.swiglu"
+
+
+@pytest.mark.parametrize("when", ["before loading", "after loading", "before the family was imported"])
+def test_layers_of_liger_run_on_trees(when: str, monkeypatch: pytest.MonkeyPatch):
+    trajectories = trajectories_of(RICH)
+    expected = harts.train_step(harts.prepare(tiny_model("qwen3")), trajectories, OBJECTIVE)
+    if when == "before loading":
+        monkeypatch.setattr(modeling_qwen3, "Qwen3MLP", LigerMLP)
+    model = tiny_model("qwen3")
+    if when == "after loading":
+        for layer in model.model.layers:
+            layer.mlp.__dict__["forward"] = LigerMLP.forward.__get__(layer.mlp)
+    if when == "before the family was imported":
+        monkeypatch.setattr(modeling_qwen3, "Qwen3MLP", LigerMLP)
+        family = find_family(model.config)
+        classes = {LigerMLP if cls is Qwen3MLP else cls for cls in family.token_wise_classes}
+        changed = dataclasses.replace(family, token_wise_classes=frozenset(classes))
+        monkeypatch.setattr(adapter, "find_family", lambda config: changed)
+    actual = harts.train_step(harts.prepare(model), trajectories, OBJECTIVE)
+    assert (actual.logprobs_P == expected.logprobs_P).all()
 
 
 class DropsKeywords(Qwen3_5DecoderLayer):
