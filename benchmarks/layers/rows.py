@@ -3,8 +3,9 @@
 python -m benchmarks.layers rows
 
 Lightning attention's activation, Kimi Delta Attention's gate, the gated norm after the delta rule, and Mamba2's steps
-and skip term, which read packed tokens and write rows of the run order or the other way. 32,768 distinct tokens of
-4,096 channels (three times as many for the activation), bfloat16; decays and Mamba2's outputs are float32.
+and skip term, which read packed tokens and write rows of the run order or the other way; and Mamba2's gated norm, whose
+kernel is fla's. 32,768 distinct tokens of 4,096 channels (three times as many for the activation), bfloat16; decays and
+Mamba2's outputs are float32.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import torch
+from fla.modules.norm.layernorm_gated import rmsnorm_fn  # pyright: ignore[reportMissingImports]
 from torch import Tensor
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
+from transformers.models.zamba2.modeling_zamba2 import Zamba2RMSNormGated
 
 from benchmarks.layers import linear_trees as trees
 from benchmarks.layers.timing import Row, check, copy_bandwidth, give_up_after, milliseconds, report
@@ -31,7 +34,7 @@ from harts.tree.prefix_tree import PrefixTree
 
 CHUNK_SIZE = 64
 CHANNELS = 4096
-HEADS, MAMBA2_HEADS = 32, 64
+HEADS, MAMBA2_HEADS, GROUPS = 32, 64, 8
 Tensors = tuple[Tensor, ...]
 
 
@@ -75,7 +78,7 @@ def main(arguments: list[str]) -> None:
 def times(tree_name: str, tree: PrefixTree, bandwidth: float) -> Iterator[Row]:
     """A row a task and way."""
     index = row_index(tree.num_tokens, plan_launch(tree, CHUNK_SIZE)).to(torch.device("cuda"))
-    for make in (activation, gate, gated_norm, steps_and_skip):
+    for make in (activation, gate, gated_norm, steps_and_skip, group_norm):
         task = make(index)
         both = [(*way.forward(), *way.backward()) for way in (task.pytorch, task.kernel)]
         for expected, actual in zip(*both, strict=True):
@@ -198,4 +201,24 @@ def steps_and_skip(index: RowIndex) -> Task:
         pytorch=way,
         forward_bytes=CHANNELS * (4 * rows + 8 * tokens),
         backward_bytes=CHANNELS * (4 * tokens + 10 * rows),
+    )
+
+
+def group_norm(index: RowIndex) -> Task:
+    """Of Mamba2's outputs, which are float32."""
+    tokens, gate = index.num_tokens, normal(index.num_tokens, CHANNELS)
+    output = torch.randn(tokens, CHANNELS, device="cuda").requires_grad_()
+    module = Zamba2RMSNormGated(CHANNELS, CHANNELS // GROUPS).to("cuda", torch.bfloat16)
+    leaves = (output, gate, module.weight)
+
+    def kernel() -> Tensors:
+        how = {"eps": module.variance_epsilon, "group_size": module.group_size, "norm_before_gate": False}
+        return (rmsnorm_fn(output, module.weight, None, z=gate, **how).bfloat16(),)
+
+    return Task(
+        name="norm of Mamba2",
+        kernel=by_autograd(kernel, leaves),
+        pytorch=by_autograd(lambda: (module(output, gate).bfloat16(),), leaves),
+        forward_bytes=CHANNELS * 8 * tokens,
+        backward_bytes=CHANNELS * 14 * tokens,
     )

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harts.layers.linear_attention.mamba2 import tree_mamba2
+from harts.layers.linear_attention.mamba2 import normed_mamba2
 from harts.layers.short_conv.gated import tree_gated_short_conv
 from harts.layout.packed import PackedLayout
 
@@ -20,8 +20,7 @@ class TreeMamba2:
         """[1, T, D] to [1, T, D]."""
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)  # type: ignore[misc]
-        output_TD, gate_TD = tree_mamba2(self, self.in_proj(hidden_states[0]), harts_layout)
-        return self.out_proj(self.norm(output_TD, gate_TD).to(hidden_states.dtype))[None]
+        return self.out_proj(normed_mamba2(self, self.norm, self.in_proj(hidden_states[0]), harts_layout))[None]
 
 
 class TreeShortConv:

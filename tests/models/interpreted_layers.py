@@ -25,7 +25,7 @@ WIDTHS: dict[str, dict[str, Any]] = {
     "qwen3_5_text": {"linear_key_head_dim": 16, "linear_value_head_dim": 16},
     "kimi_linear": {"linear_head_dim": 16},
     "bailing_hybrid": {"linear_head_dim": 16},
-    "bamba": {"mamba_d_state": 16, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_expand": 2},
+    "bamba": {"mamba_d_state": 16, "mamba_d_head": 16, "mamba_n_heads": 4, "mamba_n_groups": 2, "mamba_expand": 2},
     "minimax": {},
 }
 """Heads as wide as matrix instructions."""

@@ -32,6 +32,17 @@ class Mamba2Layer(Protocol):
         ...
 
 
+class GroupNormModule(Protocol):
+    """What is read of a transformers gated norm of groups of channels, whatever its family."""
+
+    weight: nn.Parameter
+    variance_epsilon: float
+
+    def __call__(self, hidden_states: Tensor, gate: Tensor) -> Tensor:
+        """`weight * RMSNorm(hidden_states * silu(gate))`, over each group of channels."""
+        ...
+
+
 def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) -> tuple[Tensor, Tensor]:
     """Short convolution, step sizes, SSD and the skip term along every path.
 
@@ -66,6 +77,38 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     )
     output_THV = tree_ssd(inputs, layout.chunks) + layer.D.unsqueeze(-1) * x_THV
     return output_THV.flatten(-2), gate_TD
+
+
+def normed_mamba2(layer: Mamba2Layer, norm: GroupNormModule, projected_TD: Tensor, layout: PackedLayout) -> Tensor:
+    """`tree_mamba2` with the gated norm that follows.
+
+    Args:
+        layer: As for `tree_mamba2`.
+        norm: Of its outputs.
+        projected_TD: [T, D] as for `tree_mamba2`.
+        layout: Of the T tokens.
+
+    Returns:
+        [T, H * V] in the dtype of `projected_TD`, before the output projection.
+    """
+    output_TD, gate_TD = tree_mamba2(layer, projected_TD, layout)
+    head_widths = (layer.ssm_state_size, gate_TD.shape[1] // layer.A_log.numel())
+    # What runs flat in exact mode rounds as transformers does.
+    if linear_kernel(projected_TD, layout, widths=head_widths) == "torch" or layout.needs.kernels.exact:
+        return norm(output_TD, gate_TD).to(projected_TD.dtype)
+    from fla.modules.norm.layernorm_gated import rmsnorm_fn  # pyright: ignore[reportMissingImports]
+
+    # In transformers before 5.24 some families have one group.
+    group_size = vars(norm).get("group_size", gate_TD.shape[1])
+    return rmsnorm_fn(
+        output_TD,
+        norm.weight,
+        None,
+        z=gate_TD,
+        eps=norm.variance_epsilon,
+        group_size=group_size,
+        norm_before_gate=False,
+    ).to(projected_TD.dtype)
 
 
 def _by_fla(
