@@ -40,6 +40,15 @@ def samples_of(device: CostParameters, count: int, *, noise: float = 0.0, seed: 
     return made
 
 
+def test_costs_of_the_h200_predict_what_they_were_not_fitted_to():
+    """To 5%, the bar; the file is what the simulation and the documentation take."""
+    path = Path(__file__).parents[2] / "benchmarks/calibrations/h200_qwen3_5_1b.json"
+    calibration = Calibration.from_json(path.read_text(encoding="utf-8"))
+    for execution in (calibration.tree, calibration.flat):
+        assert len(execution.held_out) >= 5
+        assert execution.errors.max() < 0.05
+
+
 def test_a_device_without_noise_is_found():
     fitted = fit(samples_of(DEVICE, 30), held_out=samples_of(DEVICE, 5, seed=1))
     for name, value in asdict(DEVICE).items():
