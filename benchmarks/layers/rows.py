@@ -158,7 +158,7 @@ def gated_norm(index: RowIndex) -> Task:
     tokens, rows, width = index.num_tokens, index.num_rows, CHANNELS // HEADS
     output, gate = normal(rows, HEADS, width), normal(tokens, HEADS, width)
     module = Qwen3_5RMSNormGated(width).to("cuda", torch.bfloat16)
-    norm, leaves = GatedNorm(module=module, gate_THV=gate), (output, gate, module.weight)
+    norm, leaves = GatedNorm(module=module, gate_THV=gate, rounded=True), (output, gate, module.weight)
     return Task(
         name="gated norm",
         kernel=by_autograd(lambda: (normed_outputs(output, norm, index),), leaves),

@@ -79,3 +79,5 @@ class GatedNorm:
     """Of V channels."""
     gate_THV: Tensor
     """[T, H, V] before its activation."""
+    rounded: bool
+    """Whether the module rounds what is normalised to the dtype of outputs before it is weighted, as Llama's does."""

@@ -32,7 +32,7 @@ class TreeBailingHybridDeltaAttention(hf.BailingHybridDeltaAttention):
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
         gate_THV = self.g_proj(hidden_TD).unflatten(-1, (-1, self.head_dim))
-        norm = GatedNorm(module=self.o_norm, gate_THV=gate_THV)
+        norm = GatedNorm(module=self.o_norm, gate_THV=gate_THV, rounded=False)
         return self.o_proj(tree_kimi_delta_attention(self, hidden_TD, harts_layout, norm).flatten(-2))[None]
 
     def decay_gate(self, hidden_TD: Tensor) -> DecayGate:

@@ -24,13 +24,14 @@ class TreeOlmoHybridGatedDeltaNet(hf.OlmoHybridGatedDeltaNet):
         if harts_layout is None:
             return super().forward(hidden_states, *args, **options)
         hidden_TD = hidden_states[0]
+        gate_THV = self.g_proj(hidden_TD).unflatten(-1, (-1, self.head_v_dim))
         output_THV = tree_gated_delta_net(
             cast(GatedDeltaNetLayer, self),  # the configuration has filled in the numbers of heads
             torch.cat([self.q_proj(hidden_TD), self.k_proj(hidden_TD), self.v_proj(hidden_TD)], dim=-1),
             self.a_proj(hidden_TD),
             self.b_proj(hidden_TD),
             harts_layout,
-            GatedNorm(module=self.o_norm, gate_THV=self.g_proj(hidden_TD).unflatten(-1, (-1, self.head_v_dim))),
+            GatedNorm(module=self.o_norm, gate_THV=gate_THV, rounded=True),
             # A step of up to 2 reflects the state at a key where one of up to 1 can only erase it.
             max_beta=2.0 if self.allow_neg_eigval else 1.0,
         )

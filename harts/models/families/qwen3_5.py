@@ -31,7 +31,8 @@ class Qwen3_5Layer(GatedDeltaNetLayer, Protocol):  # noqa: N801 - transformers' 
 
 def gated_delta_net_on_layout(layer: Qwen3_5Layer, hidden_TD: Tensor, layout: PackedLayout) -> Tensor:
     """[T, D] to [T, D]."""
-    norm = GatedNorm(module=layer.norm, gate_THV=layer.in_proj_z(hidden_TD).unflatten(-1, (-1, layer.head_v_dim)))
+    gate_THV = layer.in_proj_z(hidden_TD).unflatten(-1, (-1, layer.head_v_dim))
+    norm = GatedNorm(module=layer.norm, gate_THV=gate_THV, rounded=True)
     output_THV = tree_gated_delta_net(
         layer, layer.in_proj_qkv(hidden_TD), layer.in_proj_a(hidden_TD), layer.in_proj_b(hidden_TD), layout, norm
     )

@@ -28,7 +28,7 @@ class TreeQwen3NextGatedDeltaNet(hf.Qwen3NextGatedDeltaNet):
             self.in_proj_qkvz(hidden_states), self.in_proj_ba(hidden_states)
         )
         mixed_TD = torch.cat([x[0].flatten(-2) for x in (query, key, value)], dim=-1)
-        norm = GatedNorm(module=self.norm, gate_THV=gate[0])
+        norm = GatedNorm(module=self.norm, gate_THV=gate[0], rounded=True)
         output_THV = tree_gated_delta_net(self, mixed_TD, a[0], b[0], harts_layout, norm)
         return self.out_proj(output_THV.flatten(-2))[None]
 
