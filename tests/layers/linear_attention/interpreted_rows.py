@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -102,6 +103,27 @@ def test_gated_norm(rows: Rows, norm: Callable[..., torch.nn.Module], rounded: b
     names = ("outputs", "gradient of outputs", "of the gate", "of the weight")
     for name, e, a in zip(names, (expected, *wanted), (actual, *got), strict=True):
         assert_close(name, e, a, ratio=ratio)
+
+
+def test_nothing_is_kept_beside_saved_tensors(rows: Rows):
+    """Which recomputation of activations takes away."""
+    tokens, num_rows, log_rate = rows.owner_T.numel(), rows.token_R.numel(), torch.randn(HEADS, requires_grad=True)
+    projected = torch.randn(tokens, HEADS * WIDTH) * log_rate.sum()
+    gate_THV = torch.randn(tokens, HEADS, WIDTH) * log_rate.sum()
+    decay = DecayGate(
+        projected_TD=projected,
+        log_rate_H=log_rate,
+        bias_D=torch.randn(HEADS * WIDTH),
+        lower_bound=None,
+        dtype=torch.float32,
+    )
+    norm = GatedNorm(module=KimiLinearRMSNormGated(WIDTH), gate_THV=gate_THV, rounded=False)
+    kept = [weakref.ref(tensor) for tensor in (projected, gate_THV)]
+    with torch.autograd.graph.saved_tensors_hooks(lambda _: None, lambda _: torch.empty(0)):
+        computed = decay_rows(decay, rows.index), normed_outputs(torch.randn(num_rows, HEADS, WIDTH), norm, rows.index)
+    del decay, norm, projected, gate_THV
+    assert all(tensor.requires_grad for tensor in computed)
+    assert [tensor() for tensor in kept] == [None, None]
 
 
 def test_steps_and_skips_of_mamba2(rows: Rows):

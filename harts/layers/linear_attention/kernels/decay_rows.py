@@ -36,21 +36,27 @@ def decay_rows(gate: DecayGate, index: RowIndex) -> Tensor:
     Returns:
         [R, H, K] float32. A token's gradient is summed over its rows in their order, in float32.
     """
-    return _DecayRows.apply(gate.projected_TD, gate.log_rate_H, gate.bias_D, (gate, index))
+    # Autograd is not given the gate, which would keep tensors where activations are recomputed.
+    how = (gate.lower_bound, gate.dtype, index)
+    return _DecayRows.apply(gate.projected_TD, gate.log_rate_H, gate.bias_D, how)
 
 
 class _DecayRows(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, projected_TD: Tensor, log_rate_H: Tensor, bias_D: Tensor, how: tuple[DecayGate, RowIndex]
+        ctx: Any,
+        projected_TD: Tensor,
+        log_rate_H: Tensor,
+        bias_D: Tensor,
+        how: tuple[float | None, torch.dtype, RowIndex],
     ) -> Tensor:
-        gate, index = how
+        lower_bound, dtype, index = how
         projected_TD, log_rate_H, bias_D = projected_TD.contiguous(), log_rate_H.contiguous(), bias_D.contiguous()
         heads = log_rate_H.numel()
         decay_RHK = bias_D.new_empty(index.num_rows, heads, bias_D.numel() // heads, dtype=torch.float32)
         _decays[(triton.cdiv(index.num_rows, ROWS) * heads,)](
-            projected_TD, log_rate_H, bias_D, index.token_R, decay_RHK, index.num_rows, gate.lower_bound or 0.0,
-            ROUNDED=gate.dtype != torch.float32, **_shape(projected_TD, heads, gate),
+            projected_TD, log_rate_H, bias_D, index.token_R, decay_RHK, index.num_rows, lower_bound or 0.0,
+            ROUNDED=dtype != torch.float32, **_shape(projected_TD, heads, lower_bound),
         )  # fmt: skip
         ctx.save_for_backward(projected_TD, log_rate_H, bias_D)
         ctx.how = how
@@ -59,7 +65,7 @@ class _DecayRows(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         projected_TD, log_rate_H, bias_D = ctx.saved_tensors
-        gate, index = ctx.how
+        lower_bound, _, index = ctx.how
         heads, channels = log_rate_H.numel(), bias_D.numel()
         grad = grad_outputs[0].contiguous()
         sums = grad.new_empty(index.num_shared, channels)
@@ -69,16 +75,16 @@ class _DecayRows(torch.autograd.Function):
         dbias, dlog_rate = grad.new_empty(blocks, channels), grad.new_empty(blocks, heads)
         _gradients[(blocks * heads,)](
             projected_TD, log_rate_H, bias_D, index.first_row_T, index.shared_slot_T, grad, sums, dprojected_TD, dbias,
-            dlog_rate, index.num_tokens, gate.lower_bound or 0.0, **_shape(projected_TD, heads, gate),
+            dlog_rate, index.num_tokens, lower_bound or 0.0, **_shape(projected_TD, heads, lower_bound),
         )  # fmt: skip
         return dprojected_TD, dlog_rate.sum(0).to(log_rate_H.dtype), dbias.sum(0).to(bias_D.dtype), None
 
 
-def _shape(projected_TD: Tensor, heads: int, gate: DecayGate) -> dict[str, Any]:
+def _shape(projected_TD: Tensor, heads: int, lower_bound: float | None) -> dict[str, Any]:
     """The compile-time arguments that both passes take."""
     width = projected_TD.shape[1] // heads
     # Triton's interpreter knows no PTX.
-    how = {"BOUNDED": gate.lower_bound is not None, "APPROXIMATE": projected_TD.is_cuda}
+    how = {"BOUNDED": lower_bound is not None, "APPROXIMATE": projected_TD.is_cuda}
     tile = {"HEADS": heads, "WIDTH": width, "ROWS": ROWS, "CHANNELS": triton.next_power_of_2(width)}
     return {**how, **tile, "num_warps": 4}
 

@@ -16,7 +16,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from harts.layers.linear_attention.inputs import GatedNorm
+from harts.layers.linear_attention.inputs import GatedNorm, GatedNormModule
 from harts.layers.short_conv.kernels import sigmoid
 from harts.layout.conv_index import RowIndex
 
@@ -35,21 +35,27 @@ def normed_outputs(output_RHV: Tensor, norm: GatedNorm, index: RowIndex) -> Tens
     Returns:
         [T, H, V] in the dtype of `output`. Rows that are replays receive a gradient of zero.
     """
-    return _NormedOutputs.apply(output_RHV, norm.gate_THV, norm.module.weight, (norm, index))
+    # Autograd is not given the norm, which would keep the gate where activations are recomputed.
+    how = (norm.module, norm.rounded, index)
+    return _NormedOutputs.apply(output_RHV, norm.gate_THV, norm.module.weight, how)
 
 
 class _NormedOutputs(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, output_RHV: Tensor, gate_THV: Tensor, weight_V: Tensor, how: tuple[GatedNorm, RowIndex]
+        ctx: Any,
+        output_RHV: Tensor,
+        gate_THV: Tensor,
+        weight_V: Tensor,
+        how: tuple[GatedNormModule, bool, RowIndex],
     ) -> Tensor:
-        norm, index = how
+        module, rounded, index = how
         output_RHV, gate_THV = output_RHV.contiguous(), gate_THV.contiguous()
         normed_THV = torch.empty_like(gate_THV, dtype=output_RHV.dtype)
         num_pairs = index.num_tokens * output_RHV.shape[1]
         _outputs[(triton.cdiv(num_pairs, PAIRS),)](
             output_RHV, gate_THV, weight_V, index.owner_T, normed_THV, num_pairs,
-            norm.module.variance_epsilon, **_shape(output_RHV, norm),
+            module.variance_epsilon, **_shape(output_RHV, module, rounded=rounded),
         )  # fmt: skip
         ctx.save_for_backward(output_RHV, gate_THV, weight_V)
         ctx.how = how
@@ -58,24 +64,24 @@ class _NormedOutputs(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
         output_RHV, gate_THV, weight_V = ctx.saved_tensors
-        norm, index = ctx.how
+        module, rounded, index = ctx.how
         doutput_RHV, dgate_THV = torch.empty_like(output_RHV), torch.empty_like(gate_THV)
         num_pairs = index.num_rows * output_RHV.shape[1]
         blocks = triton.cdiv(num_pairs, PAIRS)
         dweight = weight_V.new_empty(blocks, weight_V.numel(), dtype=torch.float32)
         _gradients[(blocks,)](
             output_RHV, gate_THV, weight_V, index.owned_token_R, grad_outputs[0].contiguous(), doutput_RHV, dgate_THV,
-            dweight, num_pairs, norm.module.variance_epsilon, **_shape(output_RHV, norm),
+            dweight, num_pairs, module.variance_epsilon, **_shape(output_RHV, module, rounded=rounded),
         )  # fmt: skip
         return doutput_RHV, dgate_THV, dweight.sum(0).to(weight_V.dtype), None
 
 
-def _shape(output_RHV: Tensor, norm: GatedNorm) -> dict[str, Any]:
+def _shape(output_RHV: Tensor, module: GatedNormModule, *, rounded: bool) -> dict[str, Any]:
     """The compile-time arguments that both passes take."""
     heads, width = output_RHV.shape[1:]
-    assert norm.module.activation in {"silu", "sigmoid"}, norm.module.activation
+    assert module.activation in {"silu", "sigmoid"}, module.activation
     # Triton's interpreter knows no PTX.
-    how = {"SILU": norm.module.activation == "silu", "ROUNDED": norm.rounded, "APPROXIMATE": output_RHV.is_cuda}
+    how = {"SILU": module.activation == "silu", "ROUNDED": rounded, "APPROXIMATE": output_RHV.is_cuda}
     return {**how, "HEADS": heads, "WIDTH": width, "PAIRS": PAIRS, "CHANNELS": triton.next_power_of_2(width)}
 
 
