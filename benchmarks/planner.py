@@ -141,9 +141,16 @@ def scale(trajectories: int) -> Iterator[Row]:
                 "ranks": ranks,
                 "slots": plan.num_slots,
                 "T/LB": plan.makespan / plan.lower_bound,
+                "T/LB if slots were even": even(plan) / plan.lower_bound,
                 "P95 imbalance": plan.imbalance_p95,
                 "CPU seconds": seconds,
             }
+
+
+def even(plan: Plan) -> float:
+    """Makespan if the work of the microbatches, repeated prefixes included, were spread evenly."""
+    work = math.fsum(m.predicted_work for rank in plan.slots for m in rank)
+    return work / plan.ranks + plan.num_slots * plan.overhead
 
 
 def sorting(sizes: list[int]) -> Iterator[Row]:
