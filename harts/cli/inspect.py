@@ -107,7 +107,12 @@ def _groups(paths: list[Path], reading: ReadingOptions) -> Iterator[RolloutGroup
 
 def _costs(name: str) -> ModelCosts:
     named = find_costs(name)
-    return ModelCosts(name=name, dimensions=named.dimensions, costs=named.costs, fitted=named.fitted)
+    return ModelCosts(
+        name=name,
+        dimensions=named.dimensions,
+        costs=named.costs,
+        saved_bytes_per_token=named.saved_bytes_per_token,
+    )
 
 
 def _write_page(path: Path, sources: list[Path], report: InspectReport, breaks: BreakReport, found: _Findings) -> None:

@@ -31,6 +31,11 @@ class NamedCosts:
         """Whether they come from a calibration."""
         return self.calibration is not None
 
+    @property
+    def saved_bytes_per_token(self) -> float | None:
+        """That autograd keeps, if it was measured."""
+        return None if self.calibration is None else self.calibration.saved_bytes_per_token
+
 
 def find_costs(name: str) -> NamedCosts:
     """Costs of a model, derived from its configuration unless it names a calibration.

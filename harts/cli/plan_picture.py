@@ -160,12 +160,14 @@ def _memory(planned: PlannedStep, largest: Microbatch) -> str:
     tree = planned.step.tree.restrict(largest.trajectories)
     edges = round(planned.step.loss_edges * tree.num_tokens / planned.step.tree.num_tokens)
     size = size_of_tree(tree, chunk_size=planned.named.costs.chunk_size, loss_edges=edges)
-    memory = microbatch_memory(planned.named.dimensions, size)
+    measured = planned.named.saved_bytes_per_token
+    memory = microbatch_memory(planned.named.dimensions, size, saved_bytes_per_token=measured)
     gib = 2.0**30
     return (
         f"largest microbatch: {size.tokens:,} tokens, about {memory.total(recompute=False) / gib:.1f} GiB, "
         f"{memory.total(recompute=True) / gib:.1f} GiB with recomputation "
-        f"(states {memory.states / gib:.1f}, logits {memory.logits / gib:.1f})"
+        f"(states {memory.states / gib:.1f}, logits {memory.logits / gib:.1f}"
+        f"{'' if measured is None else '; activations as measured'})"
     )
 
 

@@ -21,8 +21,13 @@ class ModelCosts:
     """Of its configuration."""
     costs: ExecutionCosts
     """Of both executions: FLOPs, or seconds if they were calibrated."""
-    fitted: bool
-    """Whether they were calibrated."""
+    saved_bytes_per_token: float | None
+    """That autograd was measured to keep; None if the model was not calibrated."""
+
+    @property
+    def fitted(self) -> bool:
+        """Whether costs were calibrated."""
+        return self.saved_bytes_per_token is not None
 
     def in_words(self, cost: float) -> str:
         """A cost with its unit."""
@@ -64,7 +69,7 @@ def predict(tree: PrefixTree, model: ModelCosts, *, loss_edges: tuple[int, int])
     flat = size_of_flat(
         tree.length_N, has_linear_attention=costs.chunk_size is not None, windows=costs.windows, loss_edges=every
     )
-    memory = microbatch_memory(model.dimensions, shared)
+    memory = microbatch_memory(model.dimensions, shared, saved_bytes_per_token=model.saved_bytes_per_token)
     return Prediction(
         shared=costs.tree.predict(shared),
         flat=costs.flat.predict(flat),

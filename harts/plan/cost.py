@@ -247,22 +247,30 @@ class MicrobatchMemory:
 
 
 def microbatch_memory(
-    model: ModelDimensions, size: MicrobatchSize, *, logits_per_chunk: int = 2**25
+    model: ModelDimensions,
+    size: MicrobatchSize,
+    *,
+    saved_bytes_per_token: float | None = None,
+    logits_per_chunk: int = 2**25,
 ) -> MicrobatchMemory:
     """Estimate a microbatch's memory.
 
     Args:
         model: Of the model.
         size: Of the microbatch.
+        saved_bytes_per_token: That autograd keeps without recomputation, if it was measured; counted from the model's
+            dimensions otherwise, as kernels that fuse what they can would keep.
         logits_per_chunk: Elements of logits that exist at once, `LOGITS_PER_CHUNK` of harts.logprobs.
     """
-    one_layer = model.saved_elements_per_token // max(model.num_layers, 1)
-    kept = model.num_layers * model.hidden_size + one_layer
+    if saved_bytes_per_token is None:
+        saved_bytes_per_token = model.saved_elements_per_token * model.bytes_per_element
+    layer_inputs = model.num_layers * model.hidden_size * model.bytes_per_element
+    kept = layer_inputs + saved_bytes_per_token / max(model.num_layers, 1)
     state = model.num_linear_layers * model.linear_heads * model.linear_key_dim * model.linear_value_dim
     logits = min(size.loss_edges * model.vocab_size, max(logits_per_chunk, model.vocab_size))
     return MicrobatchMemory(
-        activations=size.tokens * model.saved_elements_per_token * model.bytes_per_element,
-        activations_recomputed=size.tokens * kept * model.bytes_per_element,
+        activations=round(size.tokens * saved_bytes_per_token),
+        activations_recomputed=round(size.tokens * kept),
         states=size.runs * state * 4,
         # Log-probs, probabilities and the gradient of the logits.
         logits=3 * logits * 4,

@@ -135,8 +135,10 @@ def test_a_calibration_is_stored_and_planned_with(tmp_path: Path, example: Path,
     errors = json.loads(result.stdout.splitlines()[-1])
     found = Calibration.from_json(stored.read_text())
     assert errors["tree_median_error"] == pytest.approx(sorted(found.tree.errors)[3], abs=1e-4)
-    (step,) = planned(example, "--model", stored, "--ranks", 1, "--max-tokens", 8, "sharing=always")
+    asked = (example, "--model", stored, "--ranks", 1, "--max-tokens", 8, "sharing=always")
+    (step,) = planned(*asked)
     assert 0 < step["makespan"] < 10
+    assert "activations as measured" in " ".join(call(plan, *asked).output.split())
 
 
 def test_microbatches_that_the_host_is_longer_at_are_told(tmp_path: Path, example: Path):

@@ -53,7 +53,7 @@ def example(name: str) -> RolloutGroup:
 
 def tiny() -> ModelCosts:
     named = find_costs("tiny:qwen3_5_text")
-    return ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, fitted=False)
+    return ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, saved_bytes_per_token=None)
 
 
 def bushy(segments: int) -> GroupShape:

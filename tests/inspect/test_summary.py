@@ -47,7 +47,9 @@ def test_worked_example():
 
 def test_a_group_alone_has_the_figures_of_the_whole():
     named = find_costs("tiny:qwen3_5_text")
-    inspection = Inspection(ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, fitted=False))
+    inspection = Inspection(
+        ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, saved_bytes_per_token=None)
+    )
     inspection.add(group_tree(group_of(["a" * 128 + "b" * 50, "a" * 128 + "c" * 70, "a" * 30 + "d"])))
     report = inspection.report()
     (group,), whole = (g.to_dict() for g in report.groups), report.to_dict()
@@ -99,7 +101,7 @@ def test_rounds_and_replay_are_those_of_the_layout(words, chunk_size):
 
 def test_predictions_are_those_of_the_planner():
     named = find_costs("tiny:qwen3_5_text")
-    model = ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, fitted=False)
+    model = ModelCosts(name="tiny", dimensions=named.dimensions, costs=named.costs, saved_bytes_per_token=None)
     groups = [group_tree(group_of(["a" * 400 + "b" * 50, "a" * 400 + "c" * 70])), group_tree(example())]
     inspection = Inspection(model)
     for group in groups:

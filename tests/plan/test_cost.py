@@ -118,6 +118,13 @@ def test_memory_of_a_microbatch():
     assert memory.total(recompute=True) < memory.total(recompute=False)
 
 
+def test_what_autograd_was_measured_to_keep_counts():
+    counted, measured = (microbatch_memory(DIMENSIONS, SIZE, saved_bytes_per_token=b) for b in (None, 1000.0))
+    assert measured.activations == 10 * 1000
+    assert measured.activations_recomputed == 10 * (4 * 16 * 2 + 1000 / 4)
+    assert (measured.states, measured.logits) == (counted.states, counted.logits)
+
+
 @pytest.mark.parametrize("name", ["per_token", "per_round"])
 def test_bad_parameters_are_named(name):
     with pytest.raises(ValueError, match=name):
