@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.data.ragged import ranges
+from harts.data.ragged import padded_length, ranges
 from harts.layers.moe.statistics import RouterStatistics
-from harts.layout.flat import padded_length
 from harts.layout.packed import flat_to_packed
 from harts.layout.rounds import rounds_if_interior_states
 from harts.models import TreeModel

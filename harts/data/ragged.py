@@ -7,7 +7,23 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+ALIGNMENT, ALIGNED_FROM = 8, 64
+"""Tokens; shorter rows would grow by too much."""
 Number = TypeVar("Number", bound=np.generic)
+
+
+def padded_length(length: int) -> int:
+    """Tokens of a row of a padded batch whose longest piece has so many.
+
+    What keeps a channel's tokens next to each other in memory moves 16 bytes at a time only if rows end on multiples
+    of 8. (With transformers' own short convolution, a step of Qwen3.5's shape takes 14% longer on an H200 with 13,653
+    tokens than with 13,656.)
+
+    Example:
+        >>> padded_length(63), padded_length(64), padded_length(65)
+        (63, 64, 72)
+    """
+    return length if length < ALIGNED_FROM else -(-length // ALIGNMENT) * ALIGNMENT
 
 
 def ranges(begin: NDArray[np.int64], count: NDArray[np.int64]) -> NDArray[np.int64]:

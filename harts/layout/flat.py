@@ -1,9 +1,7 @@
 """Trajectory-wise execution: each trajectory is a row of its own, shared tokens are computed again.
 
 Rows are padded on the right. Causal layers never look right, so padding cannot reach a trajectory's tokens, and chunks
-start at position 0 of every row. Rows end on multiples of 8 tokens: what keeps a channel's tokens next to each other
-in memory moves 16 bytes at a time only then. (With transformers' own short convolution, a step of Qwen3.5's shape takes
-14% longer on an H200 with 13,653 tokens than with 13,656.)
+start at position 0 of every row.
 """
 
 from __future__ import annotations
@@ -16,20 +14,18 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from harts.data import TrajectoryBatch
-from harts.data.ragged import ranges
+from harts.data.ragged import padded_length, ranges
 from harts.layout.edges import LossEdges, loss_edges
 from harts.layout.paths import TokenPaths, doubling_jumps
 
 PADDING_ID = 0
-ALIGNMENT = 8
-"""Tokens."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class FlatLayout:
     """A padded batch of whole trajectories. Its hidden rows are those of `[N * L, D]`.
 
-    L is the length of the longest, rounded up to a multiple of 8.
+    L is the `padded_length` of the longest.
     """
 
     token_ids_NL: Tensor
@@ -56,16 +52,6 @@ class FlatLayout:
             routes_TMA=None if self.routes_TMA is None else self.routes_TMA.to(device),
             paths=self.paths.to(device),
         )
-
-
-def padded_length(length: int) -> int:
-    """Tokens of a row whose longest trajectory has so many.
-
-    Example:
-        >>> padded_length(16), padded_length(17)
-        (16, 24)
-    """
-    return -(-length // ALIGNMENT) * ALIGNMENT
 
 
 def flat_layout(batch: TrajectoryBatch, trajectories: NDArray[np.int64]) -> FlatLayout:

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from harts.data.ragged import padded_length
+
 
 def padded_bins(
     length_N: NDArray[np.int64], work_N: NDArray[np.float64], *, limit: int, ranks: int
@@ -16,7 +18,7 @@ def padded_bins(
     Args:
         length_N: [N] int64.
         work_N: [N] float64. Work of each trajectory alone.
-        limit: Most tokens of a batch padded to its longest.
+        limit: Most tokens of a batch, padded as `padded_length` says. A single trajectory is always one.
         ranks: The number of batches is a multiple of it unless there are too few trajectories.
 
     Returns:
@@ -49,6 +51,7 @@ def _cut(length_N: NDArray[np.int64], work_N: NDArray[np.float64], limit: int, c
     while begin < length_N.size:
         done = total_N[begin - 1] if begin else 0.0
         by_work = int(np.searchsorted(total_N, done + capacity, side="right"))
-        end = max(begin + 1, min(begin + limit // int(length_N[begin]), by_work, length_N.size))
+        most = limit // padded_length(int(length_N[begin]))
+        end = max(begin + 1, min(begin + most, by_work, length_N.size))
         yield end
         begin = end

@@ -52,8 +52,8 @@ class Plan:
     slots: tuple[tuple[Microbatch, ...], ...]
     """`slots[dp_rank][slot]`, as many slots on every rank."""
     max_tokens_per_microbatch: int
-    """The limit the plan was made for: distinct tokens with sharing, trajectories x longest (right-padded; rounded up
-    to a multiple of 8 afterwards, which is not counted) without."""
+    """The limit the plan was made for: distinct tokens with sharing, trajectories x longest (right-padded, to a
+    multiple of 8 from 64 tokens on) without."""
     sharing: bool
     """Whether shared prefixes are computed once in each microbatch."""
     barrier: bool

@@ -45,6 +45,16 @@ def test_worked_example_without_sharing_sorts_by_length():
     assert [m.num_tokens for m in example_plan(10, sharing=False).slots[0]] == [9, 7]
 
 
+def test_what_flat_rows_are_padded_to_counts():
+    # Rows of 100 tokens become rows of 104.
+    tree = tree_of(["abcd" * 25, "bcda" * 25, "cdab" * 25, "dabc" * 25])
+    sizes = []
+    for limit in (415, 416):
+        plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, sharing=False)
+        sizes.append([len(m.trajectories) for m in plan.slots[0]])
+    assert sizes == [[3, 1], [4]]
+
+
 @given(words_strategy, st.integers(0, 20), st.booleans())
 def test_microbatches_hold_each_trajectory_once_within_the_limit(words, spare, sharing):
     tree, limit = tree_of(words), max(map(len, words)) + spare
