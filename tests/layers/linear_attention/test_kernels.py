@@ -202,8 +202,20 @@ def test_kernels_of_rows_read_and_write_16_bytes_at_a_time(file: str, name: str)
     how = {"SILU": True, "APPROXIMATE": True, "ROUNDED": file == "gated_norm", "BOUNDED": False}
     sizes = {**ROW_KERNELS[file][1], **how}
     assert all(getattr(kernels, size, sizes[size]) == sizes[size] for size in ("ROWS", "PAIRS") if size in sizes)
+    assert file != "gated_norm" or sizes["PAIRS"] * sizes["CHANNELS"] == kernels.TILE
     kernel = getattr(kernels, name)
     constants = {size: value for size, value in sizes.items() if size in kernel.arg_names}
     found = compile_kernel(kernel, constants, num_warps=4, num_stages=1)
     assert found.spilled_bytes == 0
     assert found.wide
+
+
+@pytest.mark.parametrize("width", [64, 192, 512])
+def test_gated_norms_of_other_widths_fit_in_registers(width: int):
+    triton = pytest.importorskip("triton")
+    kernels = importlib.import_module("harts.layers.linear_attention.kernels.gated_norm")
+    channels = triton.next_power_of_2(width)
+    sizes = {"HEADS": 32, "WIDTH": width, "PAIRS": kernels.TILE // channels, "CHANNELS": channels}
+    how = {"SILU": True, "ROUNDED": True, "APPROXIMATE": True}
+    for kernel in (kernels._outputs, kernels._gradients):
+        assert compile_kernel(kernel, {**sizes, **how}, num_warps=4, num_stages=1).spilled_bytes == 0

@@ -20,8 +20,8 @@ from harts.layers.linear_attention.inputs import GatedNorm, GatedNormModule
 from harts.layers.short_conv.kernels import sigmoid
 from harts.layout.conv_index import RowIndex
 
-PAIRS = 32
-"""Of a row and a head, of a program."""
+TILE = 4096
+"""Channels of a program: of so many pairs of a row (or token) and a head, each with all of its own."""
 
 
 def normed_outputs(output_RHV: Tensor, norm: GatedNorm, index: RowIndex) -> Tensor:
@@ -52,10 +52,10 @@ class _NormedOutputs(torch.autograd.Function):
         module, rounded, index = how
         output_RHV, gate_THV = output_RHV.contiguous(), gate_THV.contiguous()
         normed_THV = torch.empty_like(gate_THV, dtype=output_RHV.dtype)
-        num_pairs = index.num_tokens * output_RHV.shape[1]
-        _outputs[(triton.cdiv(num_pairs, PAIRS),)](
+        num_pairs, shape = index.num_tokens * output_RHV.shape[1], _shape(output_RHV, module, rounded=rounded)
+        _outputs[(triton.cdiv(num_pairs, shape["PAIRS"]),)](
             output_RHV, gate_THV, weight_V, index.owner_T, normed_THV, num_pairs,
-            module.variance_epsilon, **_shape(output_RHV, module, rounded=rounded),
+            module.variance_epsilon, **shape,
         )  # fmt: skip
         ctx.save_for_backward(output_RHV, gate_THV, weight_V)
         ctx.how = how
@@ -66,12 +66,12 @@ class _NormedOutputs(torch.autograd.Function):
         output_RHV, gate_THV, weight_V = ctx.saved_tensors
         module, rounded, index = ctx.how
         doutput_RHV, dgate_THV = torch.empty_like(output_RHV), torch.empty_like(gate_THV)
-        num_pairs = index.num_rows * output_RHV.shape[1]
-        blocks = triton.cdiv(num_pairs, PAIRS)
+        num_pairs, shape = index.num_rows * output_RHV.shape[1], _shape(output_RHV, module, rounded=rounded)
+        blocks = triton.cdiv(num_pairs, shape["PAIRS"])
         dweight = weight_V.new_empty(blocks, weight_V.numel(), dtype=torch.float32)
         _gradients[(blocks,)](
             output_RHV, gate_THV, weight_V, index.owned_token_R, grad_outputs[0].contiguous(), doutput_RHV, dgate_THV,
-            dweight, num_pairs, module.variance_epsilon, **_shape(output_RHV, module, rounded=rounded),
+            dweight, num_pairs, module.variance_epsilon, **shape,
         )  # fmt: skip
         return doutput_RHV, dgate_THV, dweight.sum(0).to(weight_V.dtype), None
 
@@ -82,7 +82,8 @@ def _shape(output_RHV: Tensor, module: GatedNormModule, *, rounded: bool) -> dic
     assert module.activation in {"silu", "sigmoid"}, module.activation
     # Triton's interpreter knows no PTX.
     how = {"SILU": module.activation == "silu", "ROUNDED": rounded, "APPROXIMATE": output_RHV.is_cuda}
-    return {**how, "HEADS": heads, "WIDTH": width, "PAIRS": PAIRS, "CHANNELS": triton.next_power_of_2(width)}
+    channels = triton.next_power_of_2(width)
+    return {**how, "HEADS": heads, "WIDTH": width, "PAIRS": max(1, TILE // channels), "CHANNELS": channels}
 
 
 @triton.jit
