@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
+import torch
+from torch import Tensor
 
 pytest.importorskip("triton")
 
@@ -18,3 +22,17 @@ def _patch_tensor_for_numpy_2_4(tensor, scope):
 
 
 interpreter._patch_lang_tensor = _patch_tensor_for_numpy_2_4
+
+
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever a kernel does not write is NaN."""
+    for owner, name in ((Tensor, "new_empty"), (torch, "empty_like"), (torch, "empty")):
+        monkeypatch.setattr(owner, name, _filled(getattr(owner, name)))
+
+
+def _filled(make: Any) -> Any:
+    def make_filled(*args: Any, **options: Any) -> Tensor:
+        tensor = make(*args, **options)
+        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+
+    return make_filled

@@ -7,11 +7,10 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor
 from transformers.models.kimi_linear.modeling_kimi_linear import KimiLinearRMSNormGated
 from transformers.models.qwen3_5.modeling_qwen3_5 import Qwen3_5RMSNormGated
 
-import tests.interpreter  # noqa: F401 - first, and skips without Triton
+import tests.interpreter  # first, and skips without Triton
 from harts.layers.activation import Activation
 from harts.layers.linear_attention.inputs import DecayGate, GatedNorm
 from harts.layers.linear_attention.kernels import mamba2_rows
@@ -29,14 +28,7 @@ HEADS, WIDTH = 3, 24
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel does not write is NaN."""
-    new_empty, empty_like = Tensor.new_empty, torch.empty_like
-
-    def filled(tensor: Tensor) -> Tensor:
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size, **options: filled(new_empty(self, *size, **options)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: filled(empty_like(*args, **options)))
+    tests.interpreter.poison(monkeypatch)
 
 
 @pytest.fixture

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tests.interpreter  # noqa: F401 - first, and skips without Triton
+import tests.interpreter  # first, and skips without Triton
 
 pytest.importorskip("fla")
 
@@ -43,18 +43,14 @@ PADDED = (2, 4, 72, 40)
 
 @pytest.fixture(autouse=True)
 def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel does not write is NaN. The first of fla's configurations is taken: nothing can be timed."""
-    new_empty, empty_like, run = Tensor.new_empty, torch.empty_like, Autotuner.run
-
-    def filled(tensor: Tensor) -> Tensor:
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
+    """And take the first of fla's configurations: nothing can be timed."""
+    run = Autotuner.run
 
     def run_first(self: Any, *args: Any, **options: Any) -> Any:
         self.configs = self.configs[:1]
         return run(self, *args, **options)
 
-    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size, **options: filled(new_empty(self, *size, **options)))
-    monkeypatch.setattr(torch, "empty_like", lambda *args, **options: filled(empty_like(*args, **options)))
+    tests.interpreter.poison(monkeypatch)
     monkeypatch.setattr(Autotuner, "run", run_first)
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-import tests.interpreter  # noqa: F401 - first, and skips without Triton
+import tests.interpreter  # first, and skips without Triton
 from harts.data import TrajectoryBatch
 from harts.layers.gather import gather_rows
 from harts.layers.rows import owned_rows, take_rows
@@ -29,17 +29,6 @@ NAMES = ["worked_example", pytest.param("branch_in_first_chunk", marks=SLOW), py
 def layout_of(case: Case, taps: int, *, chunk_size: int = 64) -> PackedLayout:
     batch = TrajectoryBatch.of(trajectories_of(case))
     return pack(build_prefix_tree(batch), batch, LayoutNeeds(chunk_size=chunk_size, conv_width=taps))
-
-
-def poison(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever a kernel does not write is NaN."""
-    new_empty, empty = Tensor.new_empty, torch.empty
-
-    def filled(tensor: Tensor) -> Tensor:
-        return tensor.fill_(float("nan")) if tensor.is_floating_point() else tensor
-
-    monkeypatch.setattr(Tensor, "new_empty", lambda self, *size, **options: filled(new_empty(self, *size, **options)))
-    monkeypatch.setattr(torch, "empty", lambda *size, **options: filled(empty(*size, **options)))
 
 
 def check_conv(parent: Tensor, runs: RunPlan | None, taps: int, index: ConvIndex, *, silu: bool, bias: bool) -> None:
@@ -68,7 +57,7 @@ def check_conv(parent: Tensor, runs: RunPlan | None, taps: int, index: ConvIndex
 
 @pytest.mark.parametrize("name", NAMES)
 def test_run_order_with_replays(name: str, monkeypatch: pytest.MonkeyPatch):
-    poison(monkeypatch)
+    tests.interpreter.poison(monkeypatch)
     layout = layout_of(
         next(case for case in CASES if case.name == name), 4, chunk_size=4 if name == "worked_example" else 64
     )
@@ -78,7 +67,7 @@ def test_run_order_with_replays(name: str, monkeypatch: pytest.MonkeyPatch):
 
 @pytest.mark.parametrize("taps", [2, 3, 4, 8, *(pytest.param(taps, marks=SLOW) for taps in (5, 6, 7))])
 def test_every_width_in_packed_order(taps: int, monkeypatch: pytest.MonkeyPatch):
-    poison(monkeypatch)
+    tests.interpreter.poison(monkeypatch)
     layout = layout_of(next(case for case in CASES if case.name == "shorter_than_convolution"), taps)
     check_conv(
         layout.parent_T, None, taps, conv_index(layout.parent_T.numpy(), taps), silu=taps % 2 == 0, bias=taps > 4
@@ -138,7 +127,7 @@ def test_what_does_not_fit_is_refused():
     ],
 )
 def test_rows_of_streams(name: str, shape: tuple[int, ...], monkeypatch: pytest.MonkeyPatch):
-    poison(monkeypatch)
+    tests.interpreter.poison(monkeypatch)
     layout = layout_of(next(case for case in CASES if case.name == name), 4, chunk_size=4)
     assert layout.runs is not None
     index = row_index(layout.num_tokens, layout.runs)
