@@ -133,9 +133,8 @@ def _too_short(planned: PlannedStep) -> list[str]:
     if calibration is None:
         return []
     fit = calibration.tree if planned.plan.sharing else calibration.flat
-    overhead = fit.parameters.per_microbatch + fit.parameters.per_round
     all_of_them = [m for rank in planned.plan.slots for m in rank]
-    short = sum(m.predicted_work + overhead < fit.least for m in all_of_them)
+    short = sum(m.predicted_work + planned.plan.overhead < fit.least for m in all_of_them)
     if short == 0:
         return []
     return [

@@ -137,6 +137,19 @@ def _copy_rows_kernel(source_ptr, copied_ptr, index_ptr, num_rows, width, ROWS: 
 
 
 @triton.jit
+def load_summed(own, sums, inside, shared):
+    """Gradients of tokens in float32: of a token's only row, or what `sum_shared_rows` made of several.
+
+    Args:
+        own, sums: Where both are, of a tile.
+        inside: Which of the tile exist.
+        shared: Whether a token has several rows.
+    """
+    gradient = tl.load(own, mask=inside & (shared == 0), other=0.0).to(tl.float32)
+    return gradient + tl.load(sums, mask=inside & shared, other=0.0)
+
+
+@triton.jit
 def _sum_shared_kernel(
     grad_ptr,
     into_ptr,

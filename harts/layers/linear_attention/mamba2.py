@@ -12,6 +12,7 @@ from harts.layers.activation import activation_of_kernel
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layers.short_conv.packed import packed_short_conv
+from harts.layout.kernels import LinearKernel
 from harts.layout.packed import PackedLayout
 
 
@@ -62,8 +63,7 @@ def tree_mamba2(layer: Mamba2Layer, projected_TD: Tensor, layout: PackedLayout) 
     # Softplus and limits act in the model's dtype, as they do in transformers.
     smallest, largest = layer.time_step_limit
     step_TH = F.softplus(step_TH + layer.dt_bias.to(step_TH.dtype)).clamp(min=smallest, max=largest)
-    head_widths = (layer.ssm_state_size, width // heads)
-    if linear_kernel(projected_TD, layout, widths=head_widths) == "fla":
+    if _kernel(layer, gate_TD, layout) == "fla":
         return _by_fla(layer, mixed_TD, step_TH, widths, layout), gate_TD
     convolved_TD = packed_short_conv(mixed_TD, convolution.weight.squeeze(1), convolution.bias, layout)
     x_TD, key_TD, query_TD = layer.act(convolved_TD).split(widths, dim=-1)
@@ -92,9 +92,8 @@ def normed_mamba2(layer: Mamba2Layer, norm: GroupNormModule, projected_TD: Tenso
         [T, H * V] in the dtype of `projected_TD`, before the output projection.
     """
     output_TD, gate_TD = tree_mamba2(layer, projected_TD, layout)
-    head_widths = (layer.ssm_state_size, gate_TD.shape[1] // layer.A_log.numel())
     # What runs flat in exact mode rounds as transformers does.
-    if linear_kernel(projected_TD, layout, widths=head_widths) == "torch" or layout.needs.kernels.exact:
+    if _kernel(layer, gate_TD, layout) == "torch" or layout.needs.kernels.exact:
         return norm(output_TD, gate_TD).to(projected_TD.dtype)
     from fla.modules.norm.layernorm_gated import rmsnorm_fn  # pyright: ignore[reportMissingImports]
 
@@ -109,6 +108,11 @@ def normed_mamba2(layer: Mamba2Layer, norm: GroupNormModule, projected_TD: Tenso
         group_size=group_size,
         norm_before_gate=False,
     ).to(projected_TD.dtype)
+
+
+def _kernel(layer: Mamba2Layer, gate_TD: Tensor, layout: PackedLayout) -> LinearKernel:
+    """What runs the layer, by the widths of its heads."""
+    return linear_kernel(gate_TD, layout, widths=(layer.ssm_state_size, gate_TD.shape[1] // layer.A_log.numel()))
 
 
 def _by_fla(

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harts.layers.activation import Activation
-from harts.layers.rows import sum_shared_rows
+from harts.layers.rows import load_summed, sum_shared_rows
 from harts.layers.short_conv.kernels import sigmoid
 from harts.layout.conv_index import RowIndex
 
@@ -127,11 +127,9 @@ def _gradient(
     inside &= in_tokens[:, None]
     row = tl.load(first_row + token, mask=in_tokens, other=0).to(tl.int64)
     slot = tl.load(shared_slot + token, mask=in_tokens, other=-1).to(tl.int64)
-    shared = (slot >= 0)[:, None]
-    source = _piece(dq, dk, dv) + row[:, None] * (HEADS * WIDTH) + channel[None, :]
-    b_d = tl.load(source, mask=inside & (slot < 0)[:, None], other=0.0).to(tl.float32)
-    source = sums + (tl.program_id(2) * num_shared + slot)[:, None] * (HEADS * WIDTH) + channel[None, :]
-    b_d += tl.load(source, mask=inside & shared, other=0.0)
+    own = _piece(dq, dk, dv) + row[:, None] * (HEADS * WIDTH) + channel[None, :]
+    summed = sums + (tl.program_id(2) * num_shared + slot)[:, None] * (HEADS * WIDTH) + channel[None, :]
+    b_d = load_summed(own, summed, inside, (slot >= 0)[:, None])
     place = token[:, None] * (HEADS * WIDTH * 3) + place[None, :]
     if SILU:
         b_x = tl.load(mixed + place, mask=inside, other=0.0).to(tl.float32)

@@ -16,7 +16,7 @@ import triton.language as tl
 from torch import Tensor
 
 from harts.layers.linear_attention.inputs import DecayGate
-from harts.layers.rows import sum_shared_rows
+from harts.layers.rows import load_summed, sum_shared_rows
 from harts.layers.short_conv.kernels import sigmoid
 from harts.layout.conv_index import RowIndex
 
@@ -130,10 +130,9 @@ def _gradients(
     token, exists, head, channel, inside = _tile(num_tokens, HEADS, WIDTH, ROWS, CHANNELS)
     row = tl.load(first_row + token, mask=exists, other=0).to(tl.int64)
     slot = tl.load(shared_slot + token, mask=exists, other=-1).to(tl.int64)
-    source = (row * HEADS + head)[:, None] * WIDTH + channel[None, :]
-    b_d = tl.load(ddecay + source, mask=inside & (slot < 0)[:, None], other=0.0)
-    source = (slot * HEADS + head)[:, None] * WIDTH + channel[None, :]
-    b_d += tl.load(sums + source, mask=inside & (slot >= 0)[:, None], other=0.0)
+    own = ddecay + (row * HEADS + head)[:, None] * WIDTH + channel[None, :]
+    summed = sums + (slot * HEADS + head)[:, None] * WIDTH + channel[None, :]
+    b_d = load_summed(own, summed, inside, (slot >= 0)[:, None])
 
     b_rate = tl.exp(tl.load(log_rate + head).to(tl.float32))
     b_bias = tl.load(bias + head * WIDTH + channel, mask=channel < WIDTH, other=0.0).to(tl.float32)
