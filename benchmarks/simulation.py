@@ -44,14 +44,14 @@ def main() -> None:
     parser.add_argument("--no-report", action="store_true", help="leave the report as it is")
     options = parser.parse_args()
     warm_up()
-    rows = []
+    rows, costs = [], describe(options.calibration)
     for row in simulate(options.calibration, QUICK if options.quick else GRID):
         rows.append(row)
         if not options.json:
             print(row, flush=True)
         if not options.no_report:  # after every row, since the grid takes a while
             draw(rows, report_file("simulation.svg"))
-            write_report(rows, describe(options.calibration))
+            write_report(rows, costs)
     if options.json:
         print(json.dumps({"rows": rows, **provenance()}))
 

@@ -23,6 +23,7 @@ from harts.layout.launch import LaunchIndex
 from harts.layout.rounds import RunPlan
 
 Streams = dict[str, Tensor]
+Before = Literal["convolution", "activation", "nothing"]
 CHUNK_SIZE = 64
 
 
@@ -42,7 +43,7 @@ class Kind:
     """False where fla refuses the gradient on Hopper with some Triton; then ours without branches is the floor."""
     constant: tuple[str, ...] = ()
     """Streams that are not of tokens."""
-    before: Literal["convolution", "activation", "nothing"] = "convolution"
+    before: Before = "convolution"
     """What layers of it do with projected queries, keys and values."""
 
 
@@ -116,9 +117,7 @@ def _delta(function: Callable[..., Any], *, bounded: bool | None, heads: int, ch
     )
 
 
-def _decays(
-    *, groups: int, heads: int, value_width: int, before: Literal["convolution", "activation", "nothing"]
-) -> Kind:
+def _decays(*, groups: int, heads: int, value_width: int, before: Before) -> Kind:
     constant = before == "activation"
     return Kind(
         streams=partial(_decay_streams, groups=groups, heads=heads, value_width=value_width, constant=constant),
