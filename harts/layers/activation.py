@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Literal
 
 from torch import nn
 from transformers.activations import SiLUActivation
 
-Activation = Literal["silu", "none"]
+Activation = Literal["silu", "rounded silu", "none"]
+"""What follows in the same kernel, in float32; "rounded silu" is that of its argument as PyTorch stores it between."""
 
 
 def activation_of_kernel(activation: nn.Module) -> Activation:
@@ -19,3 +21,12 @@ def activation_of_kernel(activation: nn.Module) -> Activation:
     """
     # transformers has a class of its own for the same function, and models have either.
     return "silu" if isinstance(activation, nn.SiLU | SiLUActivation) else "none"
+
+
+def silu_after_convolution() -> Activation:
+    """SiLU as it follows the short convolution of a trajectory alone.
+
+    transformers calls causal-conv1d where that is installed, whose kernel rounds once; without it, PyTorch rounds what
+    the convolution gives and then its activation.
+    """
+    return "silu" if importlib.util.find_spec("causal_conv1d") else "rounded silu"

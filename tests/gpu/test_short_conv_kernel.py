@@ -99,6 +99,19 @@ def test_run_order_of_every_tree(case: Case, dtype: torch.dtype, widths: tuple[i
     check(conv_index(layout.parent_T.numpy(), 4, layout.runs).to(CUDA), widths, "silu", dtype)
 
 
+def test_sums_are_rounded_where_pytorch_rounds():
+    """Without causal-conv1d, a trajectory alone gets the convolution's output in 16 bits and then its activation."""
+    x, weight = draw(3000, 768, dtype=torch.bfloat16), draw(768, 4, dtype=torch.bfloat16)
+    index = conv_index(np.arange(3000) - 1, 4).to(CUDA)
+    alone = torch.nn.functional.conv1d(x.T[None], weight[:, None], padding=3, groups=768)[0, :, :3000].T
+    different = {}
+    for activation in ("silu", "rounded silu"):
+        (y,) = tree_short_conv_rows(x, weight, None, index=index, widths=(768,), activation=activation)
+        different[activation] = (y != torch.nn.functional.silu(alone)).float().mean().item()
+    assert different["rounded silu"] < 0.002
+    assert different["silu"] > 0.1
+
+
 @pytest.mark.parametrize("taps", range(2, 9))
 def test_every_width_of_convolution(taps: int):
     layout = layout_of(next(case for case in CASES if case.name == "depth_beyond_two"), taps)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.activation import silu_after_convolution
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.inputs import GatedDeltaInputs, GatedNorm
@@ -122,7 +123,7 @@ def _by_fla(
         layer.conv1d.bias,
         index=index,
         widths=(layer.key_dim, layer.key_dim, layer.value_dim),
-        activation="silu",
+        activation=silu_after_convolution(),
     )
     rows = GatedDeltaInputs(
         query=query.unflatten(-1, (-1, layer.head_k_dim)),

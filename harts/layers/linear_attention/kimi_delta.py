@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from harts.layers.activation import silu_after_convolution
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.chunk_core import tree_gated_delta_rule
 from harts.layers.linear_attention.gated_delta_net import L2_NORM_EPSILON, normed_tokens
@@ -91,8 +92,9 @@ def _by_fla(
     width = projected[0].shape[-1]
     weights = layer.conv1d.weight.squeeze(1).split(width)
     biases = [None] * 3 if layer.conv1d.bias is None else layer.conv1d.bias.split(width)
+    silu = silu_after_convolution()
     query, key, value = (
-        tree_short_conv_rows(x_TD, weight_DJ, bias_D, index=index, widths=(width,), activation="silu")[0]
+        tree_short_conv_rows(x_TD, weight_DJ, bias_D, index=index, widths=(width,), activation=silu)[0]
         for x_TD, weight_DJ, bias_D in zip(projected, weights, biases, strict=True)
     )
     rows = GatedDeltaInputs(

@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from harts.layers.activation import activation_of_kernel
+from harts.layers.activation import activation_of_kernel, silu_after_convolution
 from harts.layers.linear_attention.choice import linear_kernel
 from harts.layers.linear_attention.ssd import SSDInputs, tree_ssd
 from harts.layers.short_conv.packed import packed_short_conv
@@ -124,7 +124,7 @@ def _by_fla(
     from harts.layers.short_conv.kernel import tree_short_conv_rows
 
     index = layout.indices.launch_conv(CHUNK_SIZE)
-    activation = activation_of_kernel(layer.act)
+    activation = silu_after_convolution() if activation_of_kernel(layer.act) == "silu" else "none"
     x, key, query = tree_short_conv_rows(
         mixed_TD,
         layer.conv1d.weight.squeeze(1),

@@ -1,7 +1,8 @@
 """Short convolution on a GPU: one launch forward, straight into run order, with the activation fused.
 
 Imports Triton: only what runs on a GPU imports this file; `ancestor_gather.py` is the definition. Sums are taken in
-float32 in the definition's order and rounded once, after the activation. Gradients are the same from run to run.
+float32 in the definition's order and rounded after the activation, before it too where asked. Gradients are the same
+from run to run.
 """
 
 # Triton's kernels are launched by subscript.
@@ -204,7 +205,8 @@ def _launch_shape(x: Tensor, weight: Tensor, bias: Tensor | None, options: _Opti
         **{f"W{i}": width for i, width in enumerate(widths)},
         "TAPS": weight.shape[1],
         "TABLE": options.index.num_taps,
-        "SILU": options.activation == "silu",
+        "SILU": options.activation != "none",
+        "ROUNDED": options.activation == "rounded silu",
         "HAS_BIAS": bias is not None,
         # Triton's interpreter knows no PTX.
         "APPROXIMATE": x.is_cuda,

@@ -93,13 +93,17 @@ def conv_forward_kernel(
     TAPS: tl.constexpr,
     TABLE: tl.constexpr,
     SILU: tl.constexpr,
+    ROUNDED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     APPROXIMATE: tl.constexpr,
     BLOCK_R: tl.constexpr,
     BLOCK_D: tl.constexpr,
     BLOCKS_D: tl.constexpr,
 ):
-    """y[row] = act(bias + sum_j weight[J - 1 - j] * x[ancestor_j(row)]), farthest ancestor first."""
+    """y[row] = act(bias + sum_j weight[J - 1 - j] * x[ancestor_j(row)]), farthest ancestor first.
+
+    ROUNDED: Sums are rounded to the dtype of the weights before the activation, as PyTorch's convolution returns them.
+    """
     program = tl.program_id(0)
     piece, start, width, local = _piece_of(program % BLOCKS_D, W0, W1, W2, W3, BLOCK_D)
     inside = local < width
@@ -113,6 +117,8 @@ def conv_forward_kernel(
         x = tl.load(x_ptr + place, mask=(token >= 0)[:, None] & inside[None, :], other=0.0)
         total = tl.fma(x.to(tl.float32), tl.broadcast_to(weights[j][None, :], [BLOCK_R, BLOCK_D]), total)
     if SILU:
+        if ROUNDED:
+            total = total.to(weight_ptr.dtype.element_ty).to(tl.float32)
         total *= sigmoid(total, APPROXIMATE)
     y_ptr = _pointer_of(piece, y0_ptr, y1_ptr, y2_ptr, y3_ptr)
     place = row.to(tl.int64)[:, None] * width + local[None, :]
@@ -138,13 +144,16 @@ def _load_rows(sources, sizes, token, inside, COUNT: tl.constexpr, TAPS: tl.cons
 
 
 @triton.jit
-def _through_activation(taps, dy, weights, bias, TAPS: tl.constexpr, SILU: tl.constexpr, APPROXIMATE: tl.constexpr):
-    """Gradient of the sum before the activation, which is computed again."""
+def _through_activation(
+    taps, dy, weights, bias, TAPS: tl.constexpr, SILU: tl.constexpr, SUM: tl.constexpr, APPROXIMATE: tl.constexpr
+):
+    """Gradient of the sum before the activation, which is computed again and rounded to SUM."""
     gradient = dy
     if SILU:
         before = bias
         for j in tl.static_range(TAPS - 1, -1, -1):
             before = tl.fma(taps[j], weights[j], before)
+        before = before.to(SUM).to(tl.float32)
         gate = sigmoid(before, APPROXIMATE)
         gradient = dy * gate * (1.0 + before * (1.0 - gate))
     return gradient
@@ -212,6 +221,7 @@ def _walk_to_tile(
     TAPS: tl.constexpr,
     TABLE: tl.constexpr,
     SILU: tl.constexpr,
+    SUM: tl.constexpr,
     APPROXIMATE: tl.constexpr,
     CHANNELS: tl.constexpr,
 ):
@@ -228,7 +238,7 @@ def _walk_to_tile(
         far, dy, flags = rows[u]
         taps = near + (far.to(tl.float32),)
         gradient = _summed_over_rows(dy, flags, shared, token - u, inside, CHANNELS)
-        gradient = _through_activation(taps, gradient, weights, bias, TAPS, SILU, APPROXIMATE)
+        gradient = _through_activation(taps, gradient, weights, bias, TAPS, SILU, SUM, APPROXIMATE)
         below, near = _step_up(gradient, taps, below, TAPS)
         if (flags & BREAK) != 0:
             below = _zeros(bias, TAPS - 1)
@@ -263,6 +273,7 @@ def conv_backward_kernel(
     TAPS: tl.constexpr,
     TABLE: tl.constexpr,
     SILU: tl.constexpr,
+    ROUNDED: tl.constexpr,
     HAS_BIAS: tl.constexpr,
     APPROXIMATE: tl.constexpr,
     WEIGHT_GRADIENT: tl.constexpr,
@@ -273,6 +284,7 @@ def conv_backward_kernel(
 ):
     """dx of a tile of tokens as on a chain, and the tile's part of dweight and dbias."""
     CHANNELS: tl.constexpr = W0 + W1 + W2 + W3
+    SUM: tl.constexpr = weight_ptr.dtype.element_ty if ROUNDED else tl.float32
     tile = tl.program_id(0) // BLOCKS_D
     piece, start, width, local = _piece_of(tl.program_id(0) % BLOCKS_D, W0, W1, W2, W3, BLOCK_D)
     inside, channel = local < width, start + local
@@ -283,7 +295,7 @@ def conv_backward_kernel(
     dweights, dbias = _zeros(bias, TAPS), tl.zeros_like(bias)
     end = tile * BLOCK_T + BLOCK_T
     below, near = _walk_to_tile(
-        sources, sizes, shared, weights, bias, end, inside, TAPS, TABLE, SILU, APPROXIMATE, CHANNELS
+        sources, sizes, shared, weights, bias, end, inside, TAPS, TABLE, SILU, SUM, APPROXIMATE, CHANNELS
     )
     rows = _load_rows(sources, sizes, end - 1, inside, UNROLL, TAPS, TABLE)
     for group in range(BLOCK_T // UNROLL):
@@ -294,7 +306,7 @@ def conv_backward_kernel(
             far, dy, flags = rows[u]
             taps = near + (far.to(tl.float32),)
             gradient = _summed_over_rows(dy, flags, shared, token - u, inside, CHANNELS)
-            gradient = _through_activation(taps, gradient, weights, bias, TAPS, SILU, APPROXIMATE)
+            gradient = _through_activation(taps, gradient, weights, bias, TAPS, SILU, SUM, APPROXIMATE)
             dx = gradient * weights[0]
             for j in tl.static_range(1, TAPS):
                 dx = tl.fma(below[j - 1], weights[j], dx)

@@ -65,6 +65,31 @@ def test_run_order_with_replays(name: str, monkeypatch: pytest.MonkeyPatch):
     check_conv(layout.parent_T, layout.runs, 4, index, silu=True, bias=name == "forest")
 
 
+def test_sums_are_rounded_where_pytorch_rounds():
+    """In float16, whose casts the interpreter rounds as a GPU does."""
+    torch.manual_seed(0)
+    x, weight = torch.randn(40, sum(WIDTHS)).half(), torch.randn(sum(WIDTHS), 4).half()
+    parent = np.arange(40) - 1
+    index = conv_index(parent, 4)
+    ancestors = torch.where((above := index.ancestors_TJ.T[1:].long()) < 0, 40, above)
+    sums = tree_short_conv(x.float(), weight.float(), None, ancestors)
+    different = {}
+    for activation, before in (("silu", sums), ("rounded silu", sums.half().float())):
+        leaf, at = x.clone().requires_grad_(), before.clone().requires_grad_()
+        pieces = tree_short_conv_rows(
+            leaf, weight, None, index=index, widths=WIDTHS, activation=activation, tiles=TILES
+        )
+        different[activation] = (torch.cat(pieces, 1) != torch.nn.functional.silu(before).half()).float().mean().item()
+        (through,) = torch.autograd.grad(torch.nn.functional.silu(at).sum(), at)
+        (gradient,) = torch.autograd.grad(sum(piece.float().sum() for piece in pieces), leaf)
+        reach = torch.zeros(41, sum(WIDTHS))
+        for j, above in enumerate([torch.arange(40), *ancestors]):
+            reach.index_add_(0, above, through * weight[:, 3 - j].float())
+        assert_close(f"gradient of x, {activation}", reach[:40], gradient.float(), ratio=5e-4)
+    assert max(different.values()) < 0.01
+    assert (torch.nn.functional.silu(sums).half() != torch.nn.functional.silu(sums.half())).float().mean() > 0.1
+
+
 @pytest.mark.parametrize("taps", [2, 3, 4, 8, *(pytest.param(taps, marks=SLOW) for taps in (5, 6, 7))])
 def test_every_width_in_packed_order(taps: int, monkeypatch: pytest.MonkeyPatch):
     tests.interpreter.poison(monkeypatch)

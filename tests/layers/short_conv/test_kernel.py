@@ -12,15 +12,16 @@ def test_float32_in_the_interpreter(marker: str):
     run_interpreted("tests/layers/short_conv/interpreted_kernel.py", marker=marker)
 
 
-@pytest.mark.parametrize("taps", [4, 8])
-def test_kernels_compile_without_spills(taps: int):
+@pytest.mark.parametrize(("taps", "rounded"), [(4, True), (4, False), (8, True)])
+def test_kernels_compile_without_spills(taps: int, rounded: bool):
     pytest.importorskip("triton")
     from harts.layers.short_conv import kernels
     from harts.layers.short_conv.kernel import BACKWARD_TILE, FORWARD_TILE
 
     shape = {
         **{"W0": 2048, "W1": 2048, "W2": 4096, "W3": 0},
-        **{"TAPS": taps, "TABLE": taps, "SILU": True, "HAS_BIAS": True, "APPROXIMATE": True},
+        **{"TAPS": taps, "TABLE": taps, "SILU": True, "ROUNDED": rounded, "HAS_BIAS": True},
+        "APPROXIMATE": True,
     }
     forward = compiled_for_h200(
         kernels.conv_forward_kernel,

@@ -32,7 +32,7 @@ def activated_rows(mixed_THM: Tensor, index: RowIndex, activation: Activation) -
     Args:
         mixed_THM: [T, H, 3 K] in pre-order: a head's queries, keys and values side by side.
         index: Of the T tokens.
-        activation: Of all of them, computed in float32 and rounded once.
+        activation: Of all of them, computed in float32 and rounded once; what is projected is rounded already.
 
     Returns:
         Three contiguous [R, H, K] in the dtype of `mixed_THM`. A token's gradient is summed over its rows in their
@@ -80,7 +80,7 @@ def _shape(mixed_THM: Tensor, activation: Activation) -> dict[str, Any]:
     """The compile-time arguments that both passes take."""
     _, heads, mixed_width = mixed_THM.shape
     # Triton's interpreter knows no PTX.
-    how = {"SILU": activation == "silu", "APPROXIMATE": mixed_THM.is_cuda}
+    how = {"SILU": activation != "none", "APPROXIMATE": mixed_THM.is_cuda}
     tile = {"HEADS": heads, "WIDTH": mixed_width // PIECES, "ROWS": ROWS, "CHANNELS": CHANNELS}
     return {**how, **tile, "num_warps": 4}
 
