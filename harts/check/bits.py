@@ -7,13 +7,14 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-import numpy as np
+import torch
 from transformers import PreTrainedModel
 
+from harts.check.differences import differences
+from harts.check.recording import one_by_one, one_tree, record
 from harts.data import Trajectory, TrajectoryBatch
 from harts.layout.kernels import Kernels
 from harts.models import prepare
-from harts.step import compute_logprobs
 from harts.tree import build_prefix_tree
 
 STEPS = ("flat", "tree")
@@ -38,6 +39,10 @@ class BitsReport:
     """Of these, how many differ in a bit."""
     max_logprob_diff: float
     """Largest absolute difference, nats."""
+    logit_cosine: float
+    """Smallest over the trained tokens of the cosine between logits."""
+    first_layer_different: str | None
+    """Name of the first layer that mixes tokens whose outputs differ in a bit; None if none does."""
 
     @property
     def passed(self) -> bool:
@@ -63,30 +68,31 @@ def check_bits(
         ValueError: If the model does not run on trees, or the trajectories do not fit it.
     """
     progress = progress or (lambda step: None)
-    tree = build_prefix_tree(TrajectoryBatch.of(trajectories))
-    logprobs = {}
+    batch = TrajectoryBatch.of(trajectories)
+    tree = build_prefix_tree(batch)
+    plans = {"flat": one_by_one(batch), "tree": one_tree(tree)}
+    recordings = {}
     with _eager_experts(model):
         prepared = prepare(model, kernels=Kernels(exact=True))
         try:
             for step in STEPS:
                 progress(step)
-                logprobs[step] = compute_logprobs(
-                    prepared,
-                    trajectories,
-                    execution="tree" if step == "tree" else "flat",
-                    max_tokens_per_microbatch=tree.num_tokens,
-                )
+                recordings[step] = record(prepared, trajectories, plans[step])
         finally:
             prepared.restore()
-    different = int((logprobs["tree"] != logprobs["flat"]).sum())
+    actual, expected = recordings["tree"], recordings["flat"]
+    different = int((actual.logprobs_P != expected.logprobs_P).sum())
+    compared = differences(actual, expected, prepared, torch.from_numpy(batch.trained_P))
     return BitsReport(
         verdict="differs" if different else "bit-equal",
         dtype=str(model.dtype).removeprefix("torch."),
-        tokens_flat=int(tree.length_N.sum()),
+        tokens_flat=batch.token_ids_F.size,
         tokens_distinct=tree.num_tokens,
-        tokens_trained=logprobs["flat"].size,
+        tokens_trained=expected.logprobs_P.size,
         tokens_different=different,
-        max_logprob_diff=float(np.abs(logprobs["tree"] - logprobs["flat"]).max(initial=0.0)),
+        max_logprob_diff=compared.max_logprob,
+        logit_cosine=compared.logit_cosine,
+        first_layer_different=next((name for name, difference in compared.layers.items() if difference), None),
     )
 
 

@@ -35,7 +35,7 @@ Examples:
 Every comparison stands beside what flat training differs from itself by, when it is run again, when trajectories are
 padded into batches and when weights are moved by a rounding (not in 16 bits), and beside both errors against a
 float64 copy of the model where that fits into memory.
-With --exact, log-probs alone are compared, bit by bit, both ways in exact mode.
+With --exact, the forward pass alone is compared, bit by bit, both ways in exact mode.
 The leak test changes tokens in some branches and looks at every layer's outputs outside of them.
 Exit code: 0 if the verdict is "exact", "within-noise" or "bit-equal", 1 if it is "differs", 2 for an error.
 """
@@ -56,7 +56,7 @@ Truth = Annotated[
     typer.Option("--truth/--no-truth", help="Compare with a float64 copy, too. Without either: where it fits."),
 ]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Only compare log-probs, bit by bit, with kernels that fix every order. Slow.")
+    bool, typer.Option("--exact", help="Only compare outputs, bit by bit, with kernels that fix every order. Slow.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print one line of JSON instead of tables.")]
 
@@ -80,7 +80,7 @@ class Numerics:
     device: Device = None
     """None for the first GPU, if there is one."""
     exact: Exact = False
-    """Whether only bits of log-probs in exact mode are compared."""
+    """Whether only bits in exact mode are compared."""
 
 
 @grouped_options
@@ -218,8 +218,10 @@ def _show_bits(report: BitsReport, model: str, console: Console) -> None:
     console.print(
         f"{model}, {report.dtype}, exact mode: {report.tokens_flat:,} tokens, {report.tokens_distinct:,} distinct; "
         f"{report.tokens_different:,} of {report.tokens_trained:,} log-probs differ, by {report.max_logprob_diff:.1e} "
-        "at most"
+        f"at most; smallest cosine of logits {report.logit_cosine:.6f}"
     )
+    if report.first_layer_different is not None:
+        console.print(f"first layer whose outputs differ: {report.first_layer_different}")
     console.print(f"verdict: {report.verdict}")
 
 

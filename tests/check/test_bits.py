@@ -22,6 +22,7 @@ def test_exact_mode_passes(model_type: str, dtype: torch.dtype):
     done: list[str] = []
     report = check_bits(model, ROLLOUTS, progress=done.append)
     assert report.passed and (report.tokens_different, report.max_logprob_diff) == (0, 0.0)
+    assert report.logit_cosine > 1 - 1e-12 and report.first_layer_different is None
     assert report.tokens_distinct < report.tokens_flat == sum(map(len, ROLLOUTS))
     assert report.tokens_trained == sum(int(t.loss_mask.sum()) for t in ROLLOUTS)
     assert done == ["flat", "tree"]
@@ -42,3 +43,4 @@ def test_one_bit_is_found(monkeypatch: pytest.MonkeyPatch):
     report = check_bits(tiny_model("qwen3"), ROLLOUTS)
     assert report.verdict == "differs" and not report.passed
     assert report.tokens_different > 0 and 0 < report.max_logprob_diff < 1e-4
+    assert report.logit_cosine > 1 - 1e-6 and report.first_layer_different == "model.layers.0.self_attn"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -10,7 +11,10 @@ import pytest
 import torch
 
 import harts
+from harts.check import check_model
 from harts.check.own_layers import own_layers
+from harts.check.synthetic import synthetic_rollouts
+from harts.cli.load_model import load_model
 from harts.data import TrajectoryBatch
 from harts.layout.packed import pack
 from harts.models.tiny import tiny_model
@@ -21,6 +25,7 @@ from tests.routing import follow_routes
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 pytest.importorskip("fla")
+QWEN3_5_1B = Path(__file__).parents[2] / "benchmarks" / "models" / "qwen3_5_1b.json"
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 PYTORCH = harts.Kernels(attention="sdpa", linear_attention="torch")
 WIDE = {"hidden_size": 256, "initializer_range": 0.05}
@@ -90,6 +95,15 @@ def test_errors_are_those_of_trajectories_alone(model_type: str):
     print(model_type, errors)  # noqa: T201 - figures for the log of a run
     for fast, torch_s, flat in zip(errors["fast"], errors["torch"], errors["flat"], strict=True):
         assert fast <= 1.25 * max(torch_s, flat)
+
+
+def test_trees_differ_from_flat_little_more_than_flat_packed_otherwise():
+    """Where layers round between their passes, trees round. Rounded elsewhere, log-probs are four times as far."""
+    model = load_model(str(QWEN3_5_1B), dtype=torch.bfloat16, device="cuda")
+    report = check_model(model, synthetic_rollouts(model.config.vocab_size), truth=False)
+    assert report.repack is not None
+    assert report.tree.mean_logprob < 2.5 * report.repack.mean_logprob
+    assert 1 - report.tree.logit_cosine < 2 * (1 - report.repack.logit_cosine)
 
 
 @pytest.mark.parametrize("model_type", ["qwen3_5_text", "llama"])
