@@ -137,10 +137,10 @@ QUICK_CASES = [
     in (
         "worked_example",
         "one_token_beside_others",
-        "branches_in_one_chunk",
         "depth_beyond_two",
         "shorter_than_convolution",
         "forest",
     )
 ]
-"""What every family runs by default in float64; the rest of `CASES` is marked slow but for `ANCHORS`."""
+"""What every family runs by default in float64; the rest of `CASES` is marked slow but for `ANCHORS`. Branches in one
+chunk every family runs flat and with activation checkpointing."""

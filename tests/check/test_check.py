@@ -43,7 +43,7 @@ def test_bfloat16_stands_beside_flats_own_error():
     assert 0 < report.tree_truth.mean_logprob <= 1.05 * report.flat_truth.mean_logprob
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.float64, pytest.param(torch.float32, marks=pytest.mark.slow), torch.bfloat16])
 def test_a_convolution_that_reads_packed_neighbours_leaks(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype):
     def neighbours(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, layout: PackedLayout) -> Tensor:
         taps = weight_DJ.shape[1]
