@@ -25,6 +25,9 @@ from harts.step import compute_logprobs, train_step
 from harts.testing import gradients
 from harts.tree import PrefixTree, build_prefix_tree
 
+Rows = tuple[NDArray[np.int64], NDArray[np.int64]]
+"""Of a microbatch: its trajectories in order, and the row of each of their tokens in its outputs."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True, eq=False)
 class Recording:
@@ -114,8 +117,8 @@ def record(
     kept = {} if objective is None else {name: g.cpu() for name, g in gradients(model.module).items()}
     model.module.zero_grad(set_to_none=True)
     tree, chunk_size = build_prefix_tree(batch), model.needs.chunk_size
-    rows = list(_rows(batch, tree, plan))
-    outputs = {name: _in_order([m[name] for m in microbatches], rows, batch) for name in microbatches[0]}
+    rows = list(rows_of_microbatches(batch, tree, plan))
+    outputs = {name: in_order([m[name] for m in microbatches], rows, batch) for name in microbatches[0]}
     experts = {name: outputs.pop(name) for name in model.routing.layers}
     return Recording(
         logprobs_P=logprobs_P,
@@ -162,10 +165,8 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
             handle.remove()
 
 
-def _rows(
-    batch: TrajectoryBatch, tree: PrefixTree, plan: Plan
-) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """For every microbatch: its trajectories in order, and the row of each of their tokens in its outputs."""
+def rows_of_microbatches(batch: TrajectoryBatch, tree: PrefixTree, plan: Plan) -> Iterator[Rows]:
+    """Where a plan's microbatches have the tokens of their trajectories."""
     for microbatch in plan.slots[0]:
         members = np.array(microbatch.trajectories, dtype=np.int64)
         if plan.sharing:
@@ -176,9 +177,7 @@ def _rows(
             yield members, ranges(np.arange(members.size) * padded_length(int(length_N.max())), length_N)
 
 
-def _in_order(
-    outputs: list[Tensor], rows: list[tuple[NDArray[np.int64], NDArray[np.int64]]], batch: TrajectoryBatch
-) -> Tensor:
+def in_order(outputs: list[Tensor], rows: list[Rows], batch: TrajectoryBatch) -> Tensor:
     """[F, D] from the outputs of every microbatch."""
     ordered = outputs[0].new_empty(batch.token_ids_F.size, outputs[0].shape[-1])
     for output, (members, row) in zip(outputs, rows, strict=True):

@@ -15,6 +15,18 @@ from harts.tree import build_prefix_tree
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class LayerFigures:
+    """What was found of each layer that mixes tokens, by module name."""
+
+    own: dict[str, float]
+    """Tree against flat on equal inputs, see `differences_on_equal_inputs`."""
+    own_noise: dict[str, float]
+    """The same of flat in padded batches against flat."""
+    moved: dict[str, float]
+    """How much it moved in the leak test."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class LayerKind:
     """One kind of layer, the largest figure over its layers each."""
 
@@ -26,6 +38,10 @@ class LayerKind:
     """Tree against flat: relative difference of a token's output, see `differences.relative_rows`."""
     output_noise: float
     """Flat against itself, run again and in padded batches."""
+    own: float
+    """Tree against flat on flat's inputs: relative difference of a layer's outputs, which no layer before it caused."""
+    own_noise: float
+    """Flat in padded batches against flat, on the same inputs."""
     gradient: float
     """Tree against flat: relative difference of a parameter's gradient."""
     gradient_noise: float
@@ -116,7 +132,7 @@ class CheckReport:
 
 
 def build_report(
-    compared: Compared, tree: Recording, batch: TrajectoryBatch, kinds: dict[str, str], moved: dict[str, float]
+    compared: Compared, tree: Recording, batch: TrajectoryBatch, kinds: dict[str, str], layers: LayerFigures
 ) -> CheckReport:
     """Sort figures by kind of layer and judge.
 
@@ -125,11 +141,11 @@ def build_report(
         tree: The tree's recording.
         batch: The trajectories.
         kinds: Module name -> kind, of the layers that mix tokens.
-        moved: Layer -> how much it moved in the leak test.
+        layers: Of the layers by themselves.
     """
     noise = {name: max(d.layers[name] for d in compared.noise.values()) for name in compared.tree.layers}
-    layer_kinds = tuple(_layer_kind(kind, compared, kinds, noise, moved) for kind in sorted(set(kinds.values())))
-    layer_kinds += (_layer_kind(None, compared, kinds, noise, moved),)
+    layer_kinds = tuple(_layer_kind(kind, compared, kinds, noise, layers) for kind in sorted(set(kinds.values())))
+    layer_kinds += (_layer_kind(None, compared, kinds, noise, layers),)
     leak = any(kind.leaks for kind in layer_kinds)
     dtype = tree.hidden_FD.dtype
     verdict = "differs" if leak else judge(compared, is_float64=dtype is torch.float64)
@@ -153,7 +169,7 @@ def build_report(
 
 
 def _layer_kind(
-    kind: str | None, compared: Compared, kinds: dict[str, str], noise: dict[str, float], moved: dict[str, float]
+    kind: str | None, compared: Compared, kinds: dict[str, str], noise: dict[str, float], layers: LayerFigures
 ) -> LayerKind:
     """Figures of one kind of layer; None for the parameters that belong to no layer that mixes tokens."""
     names = [name for name in compared.tree.layers if kinds[name.partition("#")[0]] == kind]
@@ -163,10 +179,12 @@ def _layer_kind(
         count=len(names),
         output=max((compared.tree.layers[name] for name in names), default=0.0),
         output_noise=max((noise[name] for name in names), default=0.0),
+        own=max((layers.own[name] for name in names), default=0.0),
+        own_noise=max((layers.own_noise[name] for name in names), default=0.0),
         gradient=max((compared.tree.gradients[p] for p in parameters), default=0.0),
         gradient_noise=max((noise_of(compared, p) for p in parameters), default=0.0),
-        leak=max((moved[name] for name in names), default=0.0),
-        leaks=any(leaks(moved[name], noise[name], compared.eps) for name in names),
+        leak=max((layers.moved[name] for name in names), default=0.0),
+        leaks=any(leaks(layers.moved[name], noise[name], compared.eps) for name in names),
     )
 
 

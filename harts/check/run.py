@@ -14,10 +14,11 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from harts.check.differences import Differences, differences
+from harts.check.equal_inputs import differences_on_equal_inputs
 from harts.check.leak import leaks
 from harts.check.own_layers import own_layers
 from harts.check.recording import Recording, mixing_layers, one_by_one, one_tree, padded_together, record
-from harts.check.report import CheckReport, build_report
+from harts.check.report import CheckReport, LayerFigures, build_report
 from harts.check.verdict import Compared
 from harts.data import Trajectory, TrajectoryBatch
 from harts.layers.moe.losses import RouterLosses
@@ -26,7 +27,7 @@ from harts.objective import Supervised
 from harts.testing import float64_throughout
 from harts.tree import build_prefix_tree
 
-STEPS = ("flat", "flat again", "flat, padded", "flat, rounded", "tree", "leak test", "float64 truth")
+STEPS = ("flat", "flat again", "flat, padded", "flat, rounded", "tree", "equal inputs", "leak test", "float64 truth")
 """What `check_model` runs, in order; "flat, rounded" not in 16 bits, the truth only where it fits."""
 NOISE = ("flat again", "flat, padded", "flat, rounded")
 OBJECTIVE = Supervised()
@@ -61,7 +62,7 @@ def check_model(
         prepared = _prepare(model)
         kinds = mixing_layers(prepared)
         try:
-            recordings, moved = _run(prepared, trajectories, batch, progress)
+            recordings, layers = _run(prepared, trajectories, batch, progress)
         finally:
             prepared.restore()
     if true_model is not None:
@@ -69,13 +70,13 @@ def check_model(
         with own_layers(true_model), float64_throughout():
             recordings["float64 truth"] = record(_prepare(true_model), trajectories, one_by_one(batch), OBJECTIVE)
     compared = _compare(recordings, batch, prepared)
-    return build_report(compared, recordings["tree"], batch, kinds, moved)
+    return build_report(compared, recordings["tree"], batch, kinds, layers)
 
 
 def _run(
     model: TreeModel, trajectories: Sequence[Trajectory], batch: TrajectoryBatch, progress: Callable[[str], None]
-) -> tuple[dict[str, Recording], dict[str, float]]:
-    """Record flat in every way and the tree; how much layers moved in the leak test."""
+) -> tuple[dict[str, Recording], LayerFigures]:
+    """Record flat in every way and the tree, and look at layers by themselves."""
     batch.check_vocabulary(model.vocab_size)
     alone, together = one_by_one(batch), padded_together(batch, PADDED_TOGETHER)
     plans = {"flat": alone, "flat again": alone, "flat, padded": together, "flat, rounded": alone}
@@ -87,8 +88,11 @@ def _run(
         progress(step)
         with _moved_weights(model.module) if step == "flat, rounded" else nullcontext():
             recordings[step] = record(model, trajectories, plan, OBJECTIVE)
+    progress("equal inputs")
+    own = differences_on_equal_inputs(model, trajectories, {name: plans[name] for name in ("tree", "flat, padded")})
     progress("leak test")
-    return recordings, leaks(model, trajectories, recordings["tree"])
+    moved = leaks(model, trajectories, recordings["tree"])
+    return recordings, LayerFigures(own=own["tree"], own_noise=own["flat, padded"], moved=moved)
 
 
 def _prepare(model: PreTrainedModel) -> TreeModel:

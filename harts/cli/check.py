@@ -35,6 +35,8 @@ Examples:
 Every comparison stands beside what flat training differs from itself by, when it is run again, when trajectories are
 padded into batches and when weights are moved by a rounding (not in 16 bits), and beside both errors against a
 float64 copy of the model where that fits into memory.
+On equal inputs, every layer that mixes tokens is run on what it reads in flat: its own difference is seen, and not
+what came from the layers before.
 With --exact, the forward pass alone is compared, bit by bit, both ways in exact mode.
 The leak test changes tokens in some branches and looks at every layer's outputs outside of them.
 Exit code: 0 if the verdict is "exact", "within-noise" or "bit-equal", 1 if it is "differs", 2 for an error.
@@ -198,13 +200,14 @@ def _show(report: CheckReport, model: str, console: Console) -> None:
     console.print(table)
     layers = Table(title="By kind of layer: tree against flat (flat against itself)", box=SIMPLE)
     layers.add_column("layer", no_wrap=True)
-    for column in ("outputs", "gradients", "leak"):
+    for column in ("outputs", "on equal inputs", "gradients", "leak"):
         layers.add_column(column, justify="right")
     for kind in report.layer_kinds:
         mixes = kind.count > 0
         layers.add_row(
             f"{kind.name} x {kind.count}" if mixes else kind.name,
             f"{kind.output:.1e} ({kind.output_noise:.1e})" if mixes else "",
+            f"{kind.own:.1e} ({kind.own_noise:.1e})" if mixes else "",
             f"{kind.gradient:.1e} ({kind.gradient_noise:.1e})",
             f"{'LEAKS ' if kind.leaks else ''}{kind.leak:.1e}" if mixes else "",
         )

@@ -66,6 +66,25 @@ def test_attention_that_is_slightly_off_differs_without_a_leak(monkeypatch: pyte
     worst = max(report.layer_kinds, key=lambda kind: kind.output)
     assert worst.name == "Qwen3Attention"
     assert worst.output > 10 * worst.output_noise
+    assert worst.own > 10 * worst.own_noise
+
+
+def test_a_layer_that_rounds_elsewhere_shows_on_equal_inputs(monkeypatch: pytest.MonkeyPatch):
+    """Nearer to float64 than flat, so no verdict finds it."""
+    stored = gated_delta_net.packed_short_conv
+
+    def unrounded(x_TD: Tensor, weight_DJ: Tensor, bias_D: Tensor | None, layout: PackedLayout) -> Tensor:
+        return stored(x_TD.float(), weight_DJ.float(), bias_D, layout)
+
+    own = {}
+    for name, convolution in (("stored", stored), ("unrounded", unrounded)):
+        monkeypatch.setattr(gated_delta_net, "packed_short_conv", convolution)
+        report = check_model(tiny_model("qwen3_5_text", dtype=torch.bfloat16), ROLLOUTS, truth=False)
+        own[name] = {kind.name: kind.own for kind in report.layer_kinds}
+    eps = torch.finfo(torch.bfloat16).eps
+    assert own["stored"]["Qwen3_5GatedDeltaNet"] < 0.01 * eps
+    assert own["unrounded"]["Qwen3_5GatedDeltaNet"] > 0.5 * eps
+    assert max(names["Qwen3_5Attention"] for names in own.values()) < 0.1 * eps
 
 
 def test_a_wrong_gradient_alone_differs(monkeypatch: pytest.MonkeyPatch):
