@@ -198,23 +198,27 @@ def _show(report: CheckReport, model: str, console: Console) -> None:
             figures = (pair.max_logprob, pair.mean_logprob, distance, pair.symmetric_kl, pair.max_gradient)
             table.add_row(name, *(f"{figure:.1e}" for figure in figures))
     console.print(table)
-    layers = Table(title="By kind of layer: tree against flat (flat against itself)", box=SIMPLE)
-    layers.add_column("layer", no_wrap=True)
-    for column in ("outputs", "on equal inputs", "gradients", "leak"):
-        layers.add_column(column, justify="right")
-    for kind in report.layer_kinds:
-        mixes = kind.count > 0
-        layers.add_row(
-            f"{kind.name} x {kind.count}" if mixes else kind.name,
-            f"{kind.output:.1e} ({kind.output_noise:.1e})" if mixes else "",
-            f"{kind.own:.1e} ({kind.own_noise:.1e})" if mixes else "",
-            f"{kind.gradient:.1e} ({kind.gradient_noise:.1e})",
-            f"{'LEAKS ' if kind.leaks else ''}{kind.leak:.1e}" if mixes else "",
-        )
-    console.print(layers)
+    _show_layers(report, console)
     if report.tree.routing is not None:
         _show_routing(report, console)
     console.print(f"verdict: {report.verdict}{', a branch feels its siblings' if report.leak else ''}")
+
+
+def _show_layers(report: CheckReport, console: Console) -> None:
+    table = Table(title="By kind of layer: tree from flat, the largest", box=SIMPLE)
+    table.add_column("", no_wrap=True)
+    for column in ("outputs", "on equal inputs", "gradients", "leak"):
+        table.add_column(column, justify="right")
+    for kind in report.layer_kinds:
+        found = [kind.output, kind.own, kind.gradient]
+        noise = [kind.output_noise, kind.own_noise, kind.gradient_noise]
+        shown, expected = ([f"{figure:.1e}" for figure in figures] for figures in (found, noise))
+        shown.append(f"{'LEAKS ' if kind.leaks else ''}{kind.leak:.1e}")
+        if kind.count == 0:  # only gradients are of layers that mix nothing
+            shown[0] = shown[1] = shown[3] = expected[0] = expected[1] = ""
+        table.add_row(f"{kind.name} x {kind.count}" if kind.count else kind.name, *shown)
+        table.add_row("  flat from itself", *expected)
+    console.print(table)
 
 
 def _show_bits(report: BitsReport, model: str, console: Console) -> None:
