@@ -71,8 +71,8 @@ def _branches(*depths: int, tail: int = 40) -> Callable[[Callable[[int], NDArray
 
 def _deep(fresh: Callable[[int], NDArray[np.int64]]) -> Words:
     words, trunk = [], fresh(50)
-    for length in (30, 64, 1, 65, 2):
-        words += [np.concatenate([trunk, fresh(3)]), np.concatenate([trunk, fresh(90)])]
+    for length, leaves in ((30, (3, 90)), (64, (3,)), (1, (90,)), (65, (3,)), (2, (90,))):
+        words += [np.concatenate([trunk, fresh(n)]) for n in leaves]
         trunk = np.concatenate([trunk, fresh(length)])
     return [*words, trunk]
 
@@ -127,9 +127,15 @@ CASES = [
 RICH = next(case for case in CASES if case.name == "depth_beyond_two")
 """Where one case must do: deep branches, several in a chunk, short and long segments."""
 BESIDE = next(case for case in CASES if case.name == "branch_beside_boundary")
-"""Where the tree is not the point: branches beside chunk boundaries, with a quarter of `RICH`'s tokens."""
+"""Where the tree is not the point: branches beside chunk boundaries, with half of `RICH`'s tokens."""
 ANCHORS = ["qwen3", "qwen3_5_text", "qwen3_next"]
 """Full attention, a dense hybrid, one with experts: run on all cases, and on what does not depend on the family."""
+ROUNDED_IN_TRANSFORMERS = {
+    "gpt_oss": "probabilities before they meet values",
+    "jamba": "states before they are read",
+    "minimax": "decays",
+}
+"""What these models' own layers round and trees keep in float32, as the kernels that such models are served with do."""
 QUICK_CASES = [
     case
     for case in CASES
