@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from harts.check.recording import Rows, in_order, mixing_layers, one_by_one, rows_of_microbatches
+from harts.check.recording import Rows, in_order, keep, mixing_layers, next_call, one_by_one, rows_of_microbatches
 from harts.data import Trajectory, TrajectoryBatch
 from harts.data.ragged import ranges
 from harts.models import TreeModel
@@ -98,16 +98,11 @@ def _hooked(
     outputs: Tensors = {}
 
     def before(name: str, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
-        key = _key(name, inputs)
         hidden = args[0] if args else options["hidden_states"]
         if given is not None:
-            hidden = _put(hidden, given[key], rows[len(done)], batch)
-        inputs[key] = hidden.detach().flatten(0, -2).cpu()
+            hidden = _put(hidden, given[next_call(inputs, name)], rows[len(done)], batch)
+        keep(inputs, name, hidden)
         return ((hidden, *args[1:]), options) if args else (args, {**options, "hidden_states": hidden})
-
-    def after(name: str, output: Any) -> None:
-        tensor = output[0] if isinstance(output, tuple) else output
-        outputs[_key(name, outputs)] = tensor.detach().flatten(0, -2).cpu()
 
     def finish(*_: Any) -> None:
         done.append((dict(inputs), dict(outputs)))
@@ -120,17 +115,12 @@ def _hooked(
         handles.append(
             modules[name].register_forward_pre_hook(lambda _m, args, o, n=name: before(n, args, o), with_kwargs=True)
         )
-        handles.append(modules[name].register_forward_hook(lambda _m, _i, output, n=name: after(n, output)))
+        handles.append(modules[name].register_forward_hook(lambda _m, _i, output, n=name: keep(outputs, n, output)))
     try:
         yield done
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _key(name: str, seen: Tensors) -> str:
-    calls = sum(key.partition("#")[0] == name for key in seen)
-    return f"{name}#{calls}" if calls else name
 
 
 def _put(hidden: Tensor, given_FD: Tensor, rows: Rows, batch: TrajectoryBatch) -> Tensor:

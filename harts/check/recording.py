@@ -140,11 +140,6 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
     done: list[dict[str, Tensor]] = []
     current: dict[str, Tensor] = {}
 
-    def keep(name: str, output: Any) -> None:
-        calls = sum(key.partition("#")[0] == name for key in current)
-        tensor = output[0] if isinstance(output, tuple) else output
-        current[f"{name}#{calls}" if calls else name] = tensor.detach().flatten(0, -2).cpu()
-
     def choose(name: str, output: Any) -> None:
         (experts,) = (tensor for tensor in output if not tensor.is_floating_point())
         current[name] = experts.sort(dim=-1).values.cpu()
@@ -154,7 +149,7 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
         current.clear()
 
     modules = dict(model.module.named_modules())
-    handles = [modules[n].register_forward_hook(lambda _m, _i, out, n=n: keep(n, out)) for n in layers]
+    handles = [modules[n].register_forward_hook(lambda _m, _i, out, n=n: keep(current, n, out)) for n in layers]
     for name in model.routing.layers:
         handles.append(modules[name].register_forward_hook(lambda _m, _i, out, n=name: choose(n, out)))
     handles.append(model.module.get_decoder().register_forward_hook(finish))
@@ -163,6 +158,18 @@ def _outputs(model: TreeModel, layers: dict[str, str]) -> Iterator[list[dict[str
     finally:
         for handle in handles:
             handle.remove()
+
+
+def keep(kept: dict[str, Tensor], name: str, output: Any) -> None:
+    """Add what a call of a layer read or gave, [rows, D] on the CPU."""
+    tensor = output[0] if isinstance(output, tuple) else output
+    kept[next_call(kept, name)] = tensor.detach().flatten(0, -2).cpu()
+
+
+def next_call(kept: dict[str, Tensor], name: str) -> str:
+    """Under which key the next call of a layer is kept."""
+    calls = sum(key.partition("#")[0] == name for key in kept)
+    return f"{name}#{calls}" if calls else name
 
 
 def rows_of_microbatches(batch: TrajectoryBatch, tree: PrefixTree, plan: Plan) -> Iterator[Rows]:

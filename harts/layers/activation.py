@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from typing import Literal
 
 from torch import nn
 from transformers.activations import SiLUActivation
+
+from harts.layers.capability import has_causal_conv1d
 
 Activation = Literal["silu", "rounded silu", "none"]
 """What follows in the same kernel, in float32; "rounded silu" is that of its argument as PyTorch stores it between."""
@@ -29,4 +30,4 @@ def silu_after_convolution() -> Activation:
     transformers calls causal-conv1d where that is installed, whose kernel rounds once; without it, PyTorch rounds what
     the convolution gives and then its activation.
     """
-    return "silu" if importlib.util.find_spec("causal_conv1d") else "rounded silu"
+    return "silu" if has_causal_conv1d() else "rounded silu"

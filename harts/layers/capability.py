@@ -29,3 +29,9 @@ def takes_triton(x: Tensor) -> bool:
 @functools.cache
 def _has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def has_causal_conv1d() -> bool:
+    """Whether causal-conv1d is installed, which transformers then calls for every short convolution."""
+    return importlib.util.find_spec("causal_conv1d") is not None
