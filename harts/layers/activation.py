@@ -7,7 +7,7 @@ from typing import Literal
 from torch import nn
 from transformers.activations import SiLUActivation
 
-from harts.layers.capability import has_causal_conv1d
+from harts.layers.capability import importable
 
 Activation = Literal["silu", "rounded silu", "none"]
 """What follows in the same kernel, in float32; "rounded silu" is that of its argument as PyTorch stores it between."""
@@ -30,4 +30,4 @@ def silu_after_convolution() -> Activation:
     transformers calls causal-conv1d where that is installed, whose kernel rounds once; without it, PyTorch rounds what
     the convolution gives and then its activation.
     """
-    return "silu" if has_causal_conv1d() else "rounded silu"
+    return "silu" if importable("causal_conv1d") else "rounded silu"

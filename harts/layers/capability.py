@@ -23,15 +23,10 @@ def installed(package: str) -> str | None:
 
 def takes_triton(x: Tensor) -> bool:
     """Whether a tensor is in 16 bits on a GPU, and Triton there to compile for it."""
-    return x.is_cuda and x.dtype in HALF and _has_triton()
+    return x.is_cuda and x.dtype in HALF and importable("triton")
 
 
 @functools.cache
-def _has_triton() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
-def has_causal_conv1d() -> bool:
-    """Whether causal-conv1d is installed, which transformers then calls for every short convolution."""
-    return importlib.util.find_spec("causal_conv1d") is not None
+def importable(package: str) -> bool:
+    """Whether a top-level package can be found, without importing it; looked for once."""
+    return importlib.util.find_spec(package) is not None

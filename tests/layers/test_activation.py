@@ -30,5 +30,5 @@ def test_only_what_kernels_know_is_left_to_them(name: str, expected: str):
 def test_sums_are_rounded_unless_causal_conv1d_is_there(
     monkeypatch: pytest.MonkeyPatch, installed: bool, expected: str
 ):
-    monkeypatch.setattr(activation, "has_causal_conv1d", lambda: installed)
+    monkeypatch.setattr(activation, "importable", {"causal_conv1d": installed}.__getitem__)
     assert silu_after_convolution() == expected
