@@ -44,21 +44,20 @@ def lower_bound(problem: Problem) -> LowerBound:
     slots = -(-max(int(count_S.max()), -(-int(duplicated) // problem.limit)) // problem.ranks)
     work_end_S = problem.path_D[problem.end_S]
     longest = int(work_end_S.max())
-    # Grow to a capacity that is not refused, then bisect: what is refused cannot be reached by any plan.
     if problem.barrier and np.count_nonzero(problem.parent_S < 0) == 1:
         # A slot takes as long as if each of its microbatches, the empty ones too, held the prefix that all share.
         count_S[0] = slots * problem.ranks
-    low = max(longest, -(-problem.total_work // problem.ranks)) - 1
-    step, high = max(low // 64, 1), low + 1
-
-    def is_possible(capacity: int) -> bool:
-        return _least_total(problem.parent_S, work_end_S, own_S, count_S, capacity) <= problem.ranks * capacity
-
-    while not is_possible(high):
-        low, high, step = high, high + step, step * 2
+    capacity = max(longest, -(-problem.total_work // problem.ranks))
+    low, high, before = capacity - 1, int(work_end_S.sum()), 0
+    # Less capacity is more to do. If an even share of what there is to do is more than a capacity, that capacity is too
+    # small and the share is not; if it is not more, whatever is less than the share is too small.
     while high - low > 1 + (high >> 20):
-        middle = (low + high) // 2
-        low, high = (low, middle) if is_possible(middle) else (middle, high)
+        total = _least_total(problem.parent_S, work_end_S, own_S, count_S, capacity)
+        share = -(-total // problem.ranks)
+        low = max(low, capacity if share > capacity else share - 1)
+        high = min(high, max(share, capacity))
+        following = share if share > low and share not in (before, capacity) else (low + high) // 2
+        before, capacity = capacity, following
     work = low + 1
     if problem.barrier:
         rest = problem.total_work - _densest(problem, problem.ranks * problem.limit)

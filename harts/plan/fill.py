@@ -13,9 +13,8 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.plan.portfolio import close_gaps
 from harts.plan.problem import Problem
-from harts.plan.slots import recount
+from harts.plan.slots import by_bin, recount
 
 MORE_SLOTS = 4
 """Slots tried beyond the fewest that could hold all tokens, as a part of these: one in so many."""
@@ -32,8 +31,11 @@ def fill_evenly(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64]
         [J] int64, the microbatch of each job, some of which may be empty; None if no number of slots that was tried
         could hold all parts. Work and tokens of all microbatches together are no more than those of the bins.
     """
-    root_J = np.cumsum(problem.lcp_J == 0) - 1
-    part_J = close_gaps(bin_J * (root_J[-1] + 1) + root_J)
+    order_J = by_bin(bin_J, int(bin_J.max()) + 1)
+    root_J = np.cumsum(problem.lcp_J == 0)
+    is_next_J = (np.diff(bin_J[order_J], prepend=-1) != 0) | (np.diff(root_J[order_J], prepend=-1) != 0)
+    part_J = np.empty_like(bin_J)
+    part_J[order_J] = np.cumsum(is_next_J) - 1
     work_I, tokens_I = recount(problem, part_J)
     order_I = np.argsort(-work_I, kind="stable")
     fewest = -(-int(tokens_I.sum()) // (problem.limit * problem.ranks))

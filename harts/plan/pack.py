@@ -352,25 +352,40 @@ def pack_slots(
         does not give so few.
     """
     most, makespan, best = num_slots * problem.ranks, UNLIMITED, None
-    low, high = 0, max(guess, 1)
-    trie, contracted = trie_of(problem, high), high
-    growth = high // 64 + 1
-    is_bracketed = False
-    while not is_bracketed or high - low > max(1, high * tolerance):
-        capacity = (low + high) // 2 if is_bracketed else high
+    capacity = max(guess, 1)
+    trie, contracted = trie_of(problem, capacity), capacity
+    low, high, fewer, more = 0, 0, 0, 0  # capacities known to be too small and large enough, and the bins they need
+    while high == 0 or high - low > max(1, int(high * tolerance)):
         if capacity < contracted:
             trie, contracted = trie_of(problem, capacity), capacity
         bin_I, work_B = pack(trie, capacity, problem.limit, rule, int(capacity * tolerance / 2))
-        is_bracketed = is_bracketed or work_B.size <= most
         if work_B.size > most:
-            low = capacity
-            if not is_bracketed and high > 4 * guess:
+            low, more = capacity, work_B.size
+            if high == 0 and capacity > 4 * guess:
                 return None
-            if not is_bracketed:
-                high, growth = high + growth, growth * 2
-            continue
-        high = capacity
-        height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
-        if height + -(-work_B.size // problem.ranks) * problem.overhead < makespan:
-            makespan, best = height + -(-work_B.size // problem.ranks) * problem.overhead, bin_I[trie.item_J]
+        else:
+            high, fewer = capacity, work_B.size
+            height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
+            height += -(-work_B.size // problem.ranks) * problem.overhead
+            if height < makespan:
+                makespan, best = height, bin_I[trie.item_J]
+        if high > 0:
+            capacity = _between((low, more), (high, fewer), most)
+        else:  # full bins keep their work together; those that do not fill need the more steps, each twice as long
+            capacity = max(low * more // most + low // 128, 2 * low - guess + low // 64) + 1
     return best
+
+
+def _between(low: tuple[int, int], high: tuple[int, int], most: int) -> int:
+    """A capacity that should need `most` bins.
+
+    Args:
+        low: A capacity that needs more than `most` bins, and how many; zeros if none is known.
+        high: One that does not, and how many it needs.
+        most: >= 1.
+    """
+    if low[0] == 0:
+        return max(min(high[0] * high[1] // most, high[0] - high[0] // 8 - 1), 1)
+    apart = high[0] - low[0]
+    further = apart * (2 * (low[1] - most) - 1) // (2 * (low[1] - high[1]))  # between `most` bins and one more
+    return low[0] + min(max(further, apart // 8, 1), apart - apart // 8 - 1)

@@ -183,4 +183,6 @@ def _most_tokens(length_J: NDArray[np.int64], bin_J: NDArray[np.int64], count: i
 
 def close_gaps(bin_J: NDArray[np.int64]) -> NDArray[np.int64]:
     """The same bins, numbered from 0 without gaps."""
-    return np.unique(bin_J, return_inverse=True)[1].astype(np.int64)
+    is_used_B = np.zeros(int(bin_J.max()) + 1, dtype=bool)
+    is_used_B[bin_J] = True
+    return (np.cumsum(is_used_B) - 1)[bin_J]

@@ -38,6 +38,8 @@ class Problem:
     """[J] int64. Tokens of each job, in lexicographic order."""
     lcp_J: NDArray[np.int64]
     """[J] int64. Tokens shared with the job before."""
+    shortest_J: NDArray[np.int64]
+    """[J] int64. Jobs by ascending length."""
     tail_J: NDArray[np.int64]
     """[J] int64. Segment of each job's last token; a leaf of the trie."""
     parent_S: NDArray[np.int64]
@@ -98,6 +100,7 @@ def make_problem(tree: PrefixTree, *, cost: CostModel, ranks: int, limit: int, b
         job_N=np.concatenate([[0], np.cumsum(~covered_N)[:-1]]),
         length_J=length_J,
         lcp_J=trie.lcp_N,
+        shortest_J=np.argsort(length_J, kind="stable"),
         tail_J=trie.tail_N,
         parent_S=trie.parent_S,
         end_S=trie.end_S,

@@ -87,10 +87,11 @@ def search(problem: Problem, *, seed: int) -> Found:
 def _packed(problem: Problem, peers: list[Schedule], bound: LowerBound) -> list[Schedule]:
     """Packings with little work, and on several ranks even ones."""
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    compact = [cut, *(pack.pack_tokens(problem, rule=rule) for rule in pack.RULES)]
-    packed = [schedule(problem, bin_J) for bin_J in compact]
+    by_rule = [schedule(problem, pack.pack_tokens(problem, rule=rule)) for rule in pack.RULES]
+    packed = [schedule(problem, cut), *by_rule]
     if problem.ranks > 1:
-        packed += _balanced(problem, bound, min(candidate.num_slots for candidate in (*peers, *packed)))
+        fewest = min(candidate.num_slots for candidate in (*peers, *packed))
+        packed += _balanced(problem, bound, fewest, by_rule)
     return packed
 
 
@@ -114,8 +115,8 @@ def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
         yield "sequences", sequences
 
 
-def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Schedule]:
-    """Packings into a few numbers of slots from the fewest on."""
+def _balanced(problem: Problem, bound: LowerBound, fewest: int, by_rule: list[Schedule]) -> Iterator[Schedule]:
+    """Packings into a few numbers of slots from the fewest on, by the rules that need no more under the limit alone."""
     extra, tolerance = MAX_EXTRA_SLOTS, FINE_TOLERANCE
     if problem.num_jobs > FEW_JOBS:
         extra, tolerance = 1, COARSE_TOLERANCE
@@ -124,6 +125,8 @@ def _balanced(problem: Problem, bound: LowerBound, fewest: int) -> Iterator[Sche
         if 0 < best <= bound.work + num_slots * problem.overhead:
             return
         for rule in pack.RULES:
+            if num_slots < by_rule[rule].num_slots:
+                continue
             guess = bound.work // num_slots
             bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
             if bin_J is not None:

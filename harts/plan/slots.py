@@ -60,7 +60,7 @@ def schedule(problem: Problem, bin_J: NDArray[np.int64]) -> Schedule:
     count = int(bin_J.max()) + 1
     num_slots = -(-count // problem.ranks)
     if count < num_slots * problem.ranks:
-        bin_J = _pad(bin_J, problem.length_J, count, num_slots * problem.ranks)
+        bin_J = _pad(bin_J, problem.shortest_J, count, num_slots * problem.ranks)
     work_B = np.zeros(num_slots * problem.ranks, dtype=np.int64)
     work, _ = recount(problem, bin_J)
     work_B[: work.size] = work
@@ -93,13 +93,28 @@ def place(work_B: NDArray[np.integer | np.floating], *, ranks: int, barrier: boo
 
 def recount(problem: Problem, bin_J: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Work (units) and distinct tokens of each microbatch, counted from the tries of its jobs."""
-    order_J = np.argsort(bin_J, kind="stable")
-    lcp_J = shared_in_bins(problem.parent_S, problem.end_S, problem.tail_J, bin_J, order_J)
     count = int(bin_J.max()) + 1
+    order_J = by_bin(bin_J, count)
+    lcp_J = shared_in_bins(problem.parent_S, problem.end_S, problem.tail_J, bin_J, order_J)
     work_B, tokens_B = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     np.add.at(work_B, bin_J, problem.path_D[problem.length_J] - problem.path_D[lcp_J])
     np.add.at(tokens_B, bin_J, problem.length_J - lcp_J)
     return work_B, tokens_B
+
+
+@numba.njit(cache=True)
+def by_bin(bin_J, count):
+    """Jobs, microbatch by microbatch, in lexicographic order within each."""
+    end_B = np.zeros(count + 1, dtype=np.int64)
+    for number in bin_J:
+        end_B[number + 1] += 1
+    for number in range(count):
+        end_B[number + 1] += end_B[number]
+    order_J = np.empty(bin_J.size, dtype=np.int64)
+    for job in range(bin_J.size):
+        order_J[end_B[bin_J[job]]] = job
+        end_B[bin_J[job]] += 1
+    return order_J
 
 
 @numba.njit(cache=True)
@@ -111,7 +126,7 @@ def shared_in_bins(parent_S, end_S, tail_J, bin_J, order_J):
         end_S: [S] int64, as in `PrefixTree`.
         tail_J: [J] int64. Segment of each job's last token.
         bin_J: [J] int64. Microbatch of each job.
-        order_J: [J] int64. Jobs, microbatch by microbatch, in lexicographic order within each.
+        order_J: [J] int64, as `by_bin` sorts them.
     """
     seen_S = np.full(parent_S.size, -1, dtype=np.int64)  # the last microbatch that came through
     lcp_J = np.zeros(tail_J.size, dtype=np.int64)
@@ -125,13 +140,13 @@ def shared_in_bins(parent_S, end_S, tail_J, bin_J, order_J):
 
 
 @numba.njit(cache=True)
-def _pad(bin_J, length_J, count, wanted):
+def _pad(bin_J, shortest_J, count, wanted):
     """Split microbatches until there are as many as wanted, or as jobs."""
     bin_J = bin_J.copy()
     jobs_B = np.zeros(count, dtype=np.int64)
     for number in bin_J:
         jobs_B[number] += 1
-    for job in np.argsort(length_J, kind="mergesort"):
+    for job in shortest_J:
         if count >= wanted:
             break
         if jobs_B[bin_J[job]] > 1:
