@@ -20,7 +20,7 @@ from tests.routing import follow_routes
 
 OBJECTIVE = harts.grpo(kl_coef=0.1, entropy_coef=0.05)
 HYBRID = "qwen3_5_text"
-"""Of `ANCHORS`, the one that runs on all cases by default."""
+"""Of `ANCHORS`, the one that runs on several cases by default."""
 ORDERS = 4
 """Summation orders that flat's own noise is the largest difference over."""
 
@@ -31,7 +31,9 @@ ORDERS = 4
     [(name, BESIDE) for name in supported_types() if name not in ANCHORS]
     + [pytest.param(name, RICH, marks=pytest.mark.slow) for name in supported_types() if name not in ANCHORS]
     + [
-        pytest.param(name, case, marks=[] if name == HYBRID or case in QUICK_CASES else [pytest.mark.slow])
+        pytest.param(
+            name, case, marks=[] if case in (QUICK_CASES if name == HYBRID else [RICH]) else [pytest.mark.slow]
+        )
         for name in ANCHORS
         for case in CASES
     ],
