@@ -127,9 +127,10 @@ def families(*, seeds: int, leaves: int) -> Iterator[Row]:
 
 
 def scale(trajectories: int) -> Iterator[Row]:
-    """Large steps: groups of answers, heavy-tailed trees, one trajectory a call."""
+    """Large steps of every kind."""
     rng = np.random.default_rng(0)
-    trees = {name: FAMILIES[name](rng, trajectories) for name in ("grpo", "pareto")}
+    first = ("grpo", "pareto")  # so that their draws stay those of earlier reports
+    trees = {name: FAMILIES[name](rng, trajectories) for name in (*first, *sorted(FAMILIES.keys() - first))}
     trees["per-call"] = per_call(trajectories)
     for name, tree in trees.items():
         for ranks in (64, 256):
