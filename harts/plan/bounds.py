@@ -48,7 +48,7 @@ def lower_bound(problem: Problem) -> LowerBound:
         # A slot takes as long as if each of its microbatches, the empty ones too, held the prefix that all share.
         count_S[0] = slots * problem.ranks
     capacity = max(longest, -(-problem.total_work // problem.ranks))
-    low, high, before = capacity - 1, int(work_end_S.sum()), 0
+    low, high, before = capacity - 1, int(work_end_S.sum()), 0  # too small; as large as if nothing was shared
     # Less capacity is more to do. If an even share of what there is to do is more than a capacity, that capacity is too
     # small and the share is not; if it is not more, whatever is less than the share is too small.
     while high - low > 1 + (high >> 20):
