@@ -31,7 +31,7 @@ def fill_evenly(problem: Problem, bin_J: NDArray[np.int64]) -> NDArray[np.int64]
         [J] int64, the microbatch of each job, some of which may be empty; None if no number of slots that was tried
         could hold all parts. Work and tokens of all microbatches together are no more than those of the bins.
     """
-    order_J = by_bin(bin_J, int(bin_J.max()) + 1)
+    order_J = by_bin(bin_J)
     root_J = np.cumsum(problem.lcp_J == 0)
     is_next_J = (np.diff(bin_J[order_J], prepend=-1) != 0) | (np.diff(root_J[order_J], prepend=-1) != 0)
     part_J = np.empty_like(bin_J)

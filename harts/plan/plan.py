@@ -184,7 +184,7 @@ def _plan_shared(tree: PrefixTree, cost: CostModel, limit: int, ranks: int, barr
     found = search(problem, seed=seed)
     chosen = found.schedule
     bin_N = chosen.bin_J[problem.job_N]
-    lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N, np.argsort(bin_N, kind="stable"))
+    lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N)
     return Plan(
         slots=fill_slots(tree, cost, bin_N, lcp_N, chosen.places),
         max_tokens_per_microbatch=limit,

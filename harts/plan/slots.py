@@ -94,8 +94,7 @@ def place(work_B: NDArray[np.integer | np.floating], *, ranks: int, barrier: boo
 def recount(problem: Problem, bin_J: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Work (units) and distinct tokens of each microbatch, counted from the tries of its jobs."""
     count = int(bin_J.max()) + 1
-    order_J = by_bin(bin_J, count)
-    lcp_J = shared_in_bins(problem.parent_S, problem.end_S, problem.tail_J, bin_J, order_J)
+    lcp_J = shared_in_bins(problem.parent_S, problem.end_S, problem.tail_J, bin_J)
     work_B, tokens_B = np.zeros(count, dtype=np.int64), np.zeros(count, dtype=np.int64)
     np.add.at(work_B, bin_J, problem.path_D[problem.length_J] - problem.path_D[lcp_J])
     np.add.at(tokens_B, bin_J, problem.length_J - lcp_J)
@@ -103,8 +102,9 @@ def recount(problem: Problem, bin_J: NDArray[np.int64]) -> tuple[NDArray[np.int6
 
 
 @numba.njit(cache=True)
-def by_bin(bin_J, count):
+def by_bin(bin_J):
     """Jobs, microbatch by microbatch, in lexicographic order within each."""
+    count = bin_J.max() + 1
     end_B = np.zeros(count + 1, dtype=np.int64)
     for number in bin_J:
         end_B[number + 1] += 1
@@ -118,7 +118,7 @@ def by_bin(bin_J, count):
 
 
 @numba.njit(cache=True)
-def shared_in_bins(parent_S, end_S, tail_J, bin_J, order_J):
+def shared_in_bins(parent_S, end_S, tail_J, bin_J):
     """Tokens that each job shares with the jobs before it in its microbatch.
 
     Args:
@@ -126,11 +126,10 @@ def shared_in_bins(parent_S, end_S, tail_J, bin_J, order_J):
         end_S: [S] int64, as in `PrefixTree`.
         tail_J: [J] int64. Segment of each job's last token.
         bin_J: [J] int64. Microbatch of each job.
-        order_J: [J] int64, as `by_bin` sorts them.
     """
     seen_S = np.full(parent_S.size, -1, dtype=np.int64)  # the last microbatch that came through
     lcp_J = np.zeros(tail_J.size, dtype=np.int64)
-    for job in order_J:
+    for job in by_bin(bin_J):
         segment = tail_J[job]
         while segment >= 0 and seen_S[segment] != bin_J[job]:
             seen_S[segment] = bin_J[job]

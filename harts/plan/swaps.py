@@ -60,7 +60,7 @@ def swap_home(plan: Plan, tree: PrefixTree, holdings: Holdings, *, cost: CostMod
     weight_PR = weight_PR.reshape(pieces.count, plan.ranks)
     bin_P = pieces.swapped(plan, weight_PR)
     bin_N = bin_P[pieces.piece_N]
-    lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N, np.argsort(bin_N, kind="stable"))
+    lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N)
     rank_B, slot_B = np.divmod(np.arange(plan.ranks * plan.num_slots), plan.num_slots)
     swapped = replace(plan, slots=fill_slots(tree, cost, bin_N, lcp_N, Places(rank_B=rank_B, slot_B=slot_B)))
     # Sums that were kept up to date are rounded otherwise than those counted anew.
@@ -92,7 +92,7 @@ class _Pieces:
         _, piece_N = np.unique(bin_N * (tree_N[-1] + 1) + tree_N, return_inverse=True)
         bin_P = np.empty(piece_N.max() + 1, dtype=np.int64)
         bin_P[piece_N] = bin_N
-        lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N, np.argsort(bin_N, kind="stable"))
+        lcp_N = shared_in_bins(tree.parent_S, tree.end_S, tree.tail_N, bin_N)
         lcp_N = np.maximum(lcp_N, stem)
         work_N = cost.path_work(tree.length_N) - cost.path_work(lcp_N)
         work_P, tokens_P = np.zeros(bin_P.size), np.zeros(bin_P.size, dtype=np.int64)

@@ -10,8 +10,6 @@ from harts.plan.problem import Problem, make_problem
 from harts.plan.slots import recount
 from tests.plan.families import COST, FAMILIES
 
-PACK = pack.pack
-
 
 def problem_of(family: str, *, ranks: int = 4, leaves: int = 120) -> Problem:
     tree = FAMILIES[family](np.random.default_rng(0), leaves)
@@ -49,9 +47,10 @@ def test_capacities_around_the_least_are_found_from_any_guess(family, times):
     problem = problem_of(family)
     num_slots = 2 + int(pack.pack_tokens(problem, rule=pack.FIRST_FIT).max()) // problem.ranks
     tried: list[tuple[int, int]] = []
+    untouched = pack.pack
 
     def watched(trie: pack.Trie, capacity: int, *rest: int) -> tuple[np.ndarray, np.ndarray]:
-        bin_I, work_B = PACK(trie, capacity, *rest)
+        bin_I, work_B = untouched(trie, capacity, *rest)
         tried.append((work_B.size, capacity))
         return bin_I, work_B
 
