@@ -25,9 +25,12 @@ from benchmarks.evidence import markdown_table, provenance, report_file
 from harts.cli.model_names import find_costs
 from harts.cli.steps import read_steps
 from harts.data.readers import read
-from harts.plan import CostModel, Plan, make_plan
+from harts.plan import CostModel, Plan, capacity, make_plan
+from harts.plan.bounds import lower_bound
+from harts.plan.problem import make_problem
 from harts.plan.simulate import microbatch_trees, per_call, play
 from harts.plan.size import size_of_tree
+from harts.plan.slots import recount
 from harts.tree import PrefixTree
 from harts.tree.lcp import sort_tokens
 from tests.plan.families import COST, FAMILIES
@@ -58,6 +61,7 @@ def main() -> None:
     tables = {
         "families": list(families(seeds=1 if options.quick else options.seeds, leaves=200 if options.quick else 500)),
         "scale": list(scale(10_000 if options.quick else 100_000)),
+        "packing": list(packing([1000, 10_000] if options.quick else [1000, 10_000, 100_000])),
         "sorting": list(sorting([10**7] if options.quick else [10**8] + [10**9] * options.large)),
     }
     if options.shapes is not None:
@@ -77,6 +81,7 @@ def warm_up() -> None:
     for family, leaves, ranks in (("agent", 60, 4), ("pareto", 6000, 32)):  # one that is annealed and one that is not
         tree = FAMILIES[family](np.random.default_rng(0), leaves)
         checked_plan(tree, COST, ranks, 2 * int(tree.length_N.max()))
+    next(packing([1000]))
     sort_tokens(np.arange(100, dtype=np.int32), np.array([0, 50, 100]))
 
 
@@ -146,6 +151,35 @@ def scale(trajectories: int) -> Iterator[Row]:
                 "P95 imbalance": plan.imbalance_p95,
                 "CPU seconds": seconds,
             }
+
+
+def packing(sizes: list[int]) -> Iterator[Row]:
+    """What packing repeats under the token limit alone: by first fit, and with alternatives."""
+    for family in ("search_tree", "pareto"):
+        for size in sizes:
+            tree = FAMILIES[family](np.random.default_rng(0), size)
+            limit = 2 * int(tree.length_N.max())
+            problem = make_problem(tree, cost=COST, ranks=1, limit=limit, barrier=False)
+            bound = lower_bound(problem)
+            row: Row = {
+                "step": family,
+                "trajectories": tree.length_N.size,
+                "bound of work / distinct": bound.work / problem.total_work,
+                "bound of bins": bound.slots,
+            }
+            for name, rule in (("first fit", capacity.FIRST_FIT), ("alternatives", capacity.BEAM)):
+                begin = time.process_time()
+                bin_J = capacity.pack_tokens(problem, rule=rule)
+                seconds = time.process_time() - begin
+                work_B, tokens_B = recount(problem, bin_J)
+                if tokens_B.max() > limit:
+                    raise SystemExit(f"A bin of {family} holds more than {limit} tokens.")
+                row |= {
+                    f"{name}: work / distinct": int(work_B.sum()) / problem.total_work,
+                    f"{name}: bins": work_B.size,
+                    f"{name}: CPU seconds": seconds,
+                }
+            yield row
 
 
 def even(plan: Plan) -> float:
@@ -304,6 +338,7 @@ def write_report(tables: dict[str, list[Row]], bars: list[Row]) -> None:
     titles = {
         "families": "Families (limit: twice the longest trajectory)",
         "scale": "Large steps",
+        "packing": "Packing under the token limit alone (twice the longest trajectory)",
         "sorting": "Token ids to order and common prefixes",
         "shapes": f"Real tree shapes (costs of {MODEL}, limit: 65,536 tokens or the longest trajectory)",
         "replay": "Planning with replayed rows (8 ranks, played with all costs)",

@@ -2,8 +2,7 @@
 
 From the leaves up, the groups of jobs below a branch point are packed into bins of a work capacity and a token limit
 by first fit in descending order. Groups that do not merge travel up, and what lies above them is then computed once
-more: merging deep saves the most. Bisection finds the least capacity that needs no more bins than there are slots of
-ranks.
+more: merging deep saves the most.
 """
 
 from __future__ import annotations
@@ -78,14 +77,21 @@ class Bins(NamedTuple):
     """Groups to place."""
 
 
-def trie_of(problem: Problem, capacity: int) -> Trie:
-    """What has to be packed into bins of the problem's token limit and of no less work than `capacity`."""
+def trie_of(problem: Problem, capacity: int, *, fraction: float = 1.0) -> Trie:
+    """What has to be packed into bins of the problem's token limit and of no less work than `capacity`.
+
+    Args:
+        problem: The jobs.
+        capacity: Units.
+        fraction: Subtrees of more than this part of a bin are taken apart.
+    """
     arrays = (problem.parent_S, problem.end_S, problem.size_S, problem.tail_J)
-    return Trie(*_contract(*arrays, problem.path_D, problem.limit, capacity))
+    most = (int(problem.limit * fraction), int(capacity * fraction))
+    return Trie(*_contract(*arrays, problem.path_D, (problem.limit, capacity), most))
 
 
 @numba.njit(cache=True)
-def _contract(parent_S, end_S, size_S, tail_J, path_D, limit, capacity):
+def _contract(parent_S, end_S, size_S, tail_J, path_D, size, most):
     """The fields of a `Trie`."""
     segments, start_S = parent_S.size, end_S - size_S
     tokens_S, work_S = size_S.copy(), path_D[end_S] - path_D[start_S]  # of each segment and all below it
@@ -96,14 +102,20 @@ def _contract(parent_S, end_S, size_S, tail_J, path_D, limit, capacity):
             tokens_S[parent] += tokens_S[segment]
             work_S[parent] += work_S[segment]
             is_leaf_S[parent] = False
+    is_item_S = is_leaf_S | (
+        (start_S + tokens_S <= size[0])
+        & (path_D[start_S] + work_S <= size[1])
+        & (tokens_S <= most[0])
+        & (work_S <= most[1])
+    )
     items, branches = 0, 0
     number_S = np.empty(segments, dtype=np.int64)  # of the item or, less than zero, of the branch point
     segment_I, segment_V = np.empty(segments, dtype=np.int64), np.empty(segments, dtype=np.int64)
     for segment in range(segments):
-        parent, tokens = parent_S[segment], start_S[segment] + tokens_S[segment]
+        parent = parent_S[segment]
         if parent >= 0 and number_S[parent] >= 0:
             number_S[segment] = number_S[parent]
-        elif is_leaf_S[segment] or (tokens <= limit and path_D[start_S[segment]] + work_S[segment] <= capacity):
+        elif is_item_S[segment]:
             number_S[segment] = items
             segment_I[items] = segment
             items += 1
@@ -160,7 +172,7 @@ def _pass_up(groups, segment, above):
 
 
 @numba.njit(cache=True)
-def _set_room(bins, size, index, work, tokens):
+def set_room(bins, size, index, work, tokens):
     node = size + index
     bins.work[node], bins.tokens[node] = work, tokens
     node >>= 1
@@ -171,7 +183,7 @@ def _set_room(bins, size, index, work, tokens):
 
 
 @numba.njit(cache=True)
-def _find_room(bins, size, work, tokens):
+def find_room(bins, size, work, tokens):
     """The first bin with room for both, or -1."""
     top = 1
     bins.stack[0] = 1
@@ -249,7 +261,7 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
             if bins.work[size + index] < work or bins.tokens[size + index] < tokens:
                 index = -1
         if index < 0:
-            index = _find_room(bins, size, work, tokens)
+            index = find_room(bins, size, work, tokens)
         if index < 0:
             index = opened
             bins.group[index] = group
@@ -258,7 +270,7 @@ def _merge_below(groups, bins, segment, shared, limit, rule):
             _join(groups, bins.group[index], group, work, tokens)
         host = bins.group[index]
         room = groups.capacity_I[host] - groups.work_I[host]
-        _set_room(bins, size, index, room, limit - groups.tokens_I[host])
+        set_room(bins, size, index, room, limit - groups.tokens_I[host])
     return opened
 
 
@@ -306,86 +318,24 @@ def pack(trie, capacity, limit, rule, closed):
                     _append(groups, branch, group)
         if i < branches:
             _pass_up(groups, branch, trie.parent_S[branch])
-    return _number_bins(groups.into_I, groups.work_I)
+    return number_bins(groups.into_I, groups.work_I, items)
 
 
 @numba.njit(cache=True)
-def _number_bins(into_I, work_I):
-    number_I = np.full(into_I.size, -1, dtype=np.int64)
-    bin_I = np.empty(into_I.size, dtype=np.int64)
-    work_B = np.empty(into_I.size, dtype=np.int64)
+def number_bins(into_G, work_G, items):
+    """Follow the first `items` groups to those that took them in; returns what `pack` does."""
+    number_G = np.full(into_G.size, -1, dtype=np.int64)
+    bin_I = np.empty(items, dtype=np.int64)
+    work_B = np.empty(items, dtype=np.int64)
     count = 0
-    for item in range(into_I.size):
+    for item in range(items):
         host = item
-        while into_I[host] != host:
-            host = into_I[host]
-        if number_I[host] < 0:
-            number_I[host] = count
-            work_B[count] = work_I[host]
+        while into_G[host] != host:
+            host = into_G[host]
+        if number_G[host] < 0:
+            number_G[host] = count
+            work_B[count] = work_G[host]
             count += 1
-        bin_I[item] = number_I[host]
-        into_I[item] = host
+        bin_I[item] = number_G[host]
+        into_G[item] = host
     return bin_I, work_B[:count].copy()
-
-
-def pack_tokens(problem: Problem, *, rule: int) -> NDArray[np.int64]:
-    """[J] int64, the bin of each job where the token limit alone opens bins: few bins, little work."""
-    trie = trie_of(problem, UNLIMITED)
-    bin_I, _ = pack(trie, UNLIMITED, problem.limit, rule, 0)
-    return bin_I[trie.item_J]
-
-
-def pack_slots(
-    problem: Problem, *, num_slots: int, guess: int, rule: int, tolerance: float
-) -> NDArray[np.int64] | None:
-    """Pack into `num_slots` slots of all ranks, at nearly the least capacity that first or worst fit allows.
-
-    Args:
-        problem: The jobs.
-        num_slots: >= 1, enough for `pack_tokens` with the same rule.
-        guess: Units. A capacity that should be a little too small, such as an even share of a lower bound.
-        rule: FIRST_FIT or WORST_FIT.
-        tolerance: Capacities are tried until they differ by less than this part.
-
-    Returns:
-        [J] int64, bins, the best of the packings met; None if even a capacity several times the guess
-        does not give so few.
-    """
-    most, makespan, best = num_slots * problem.ranks, UNLIMITED, None
-    capacity = max(guess, 1)
-    trie, contracted = trie_of(problem, capacity), capacity
-    low, high, fewer, more = 0, 0, 0, 0  # capacities known to be too small and large enough, and the bins they need
-    while high == 0 or high - low > max(1, int(high * tolerance)):
-        if capacity < contracted:
-            trie, contracted = trie_of(problem, capacity), capacity
-        bin_I, work_B = pack(trie, capacity, problem.limit, rule, int(capacity * tolerance / 2))
-        if work_B.size > most:
-            low, more = capacity, work_B.size
-            if high == 0 and capacity > 4 * guess:
-                return None
-        else:
-            high, fewer = capacity, work_B.size
-            height = int(np.sort(work_B)[::-1][:: problem.ranks].sum())
-            height += -(-work_B.size // problem.ranks) * problem.overhead
-            if height < makespan:
-                makespan, best = height, bin_I[trie.item_J]
-        if high > 0:
-            capacity = _between((low, more), (high, fewer), most)
-        else:  # full bins keep their work together; those that do not fill need the more steps, each twice as long
-            capacity = max(low * more // most + low // 128, 2 * low - guess + low // 64) + 1
-    return best
-
-
-def _between(low: tuple[int, int], high: tuple[int, int], most: int) -> int:
-    """A capacity that should need `most` bins.
-
-    Args:
-        low: A capacity that needs more than `most` bins, and how many; zeros if none is known.
-        high: One that does not, and how many it needs.
-        most: >= 1.
-    """
-    if low[0] == 0:
-        return max(min(high[0] * high[1] // most, high[0] - high[0] // 8 - 1), 1)
-    apart = high[0] - low[0]
-    further = apart * (2 * (low[1] - most) - 1) // (2 * (low[1] - high[1]))  # between `most` bins and one more
-    return low[0] + min(max(further, apart // 8, 1), apart - apart // 8 - 1)

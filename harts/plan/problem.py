@@ -78,6 +78,12 @@ class Problem:
         """Units, every distinct token once."""
         return int((self.path_D[self.length_J] - self.path_D[self.lcp_J]).sum())
 
+    @property
+    def largest_tree(self) -> int:
+        """Units, every distinct token of the tree with the most work once."""
+        own_J = self.path_D[self.length_J] - self.path_D[self.lcp_J]
+        return int(np.add.reduceat(own_J, np.flatnonzero(self.lcp_J == 0)).max())
+
 
 def make_problem(tree: PrefixTree, *, cost: CostModel, ranks: int, limit: int, barrier: bool) -> Problem:
     """Drop what costs nothing and count work in integers.

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from harts.plan import pack, portfolio
+from harts.plan import capacity, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.fill import fill_evenly
@@ -19,11 +19,13 @@ from harts.plan.slots import Schedule, schedule
 
 MAX_EXTRA_SLOTS = 2
 """Slots tried beyond the fewest that the token limit allows."""
-FINE_TOLERANCE, COARSE_TOLERANCE = 2.0**-13, 2.0**-9
-"""Steps of the bisection on the capacity, for few and for many jobs."""
+FINE_TOLERANCE, COARSE_TOLERANCE, BEAM_TOLERANCE = 2.0**-13, 2.0**-9, 2.0**-7
+"""Steps of the search for a capacity: for few jobs, for many, and for many by the beam, which takes longest."""
 FEW_JOBS = 5000
 """Up to so many jobs plans are annealed and capacities bisected finely."""
-FILL_CAPACITIES = (1.35, 1.3, 1.25, 1.2, 1.15, 1.1)
+BEAM_JOBS = 1000
+"""From so many jobs on packings with alternatives are tried. Annealing finds as short plans for fewer."""
+FILL_CAPACITIES = (1.4, 1.25, 1.15)
 """Where plans are not annealed, bins of so much work are packed to fill slots with their parts. In units of the work of
 as many tokens as the limit: less cuts trees that could stay whole, more leaves a few large parts that nothing evens."""
 NEAR = 1.015
@@ -68,15 +70,15 @@ def search(problem: Problem, *, seed: int) -> Found:
     # Where one microbatch holds all, nothing is shorter, and the rest of the planner need not be compiled.
     if problem.ranks * min(candidate.num_slots for candidate in candidates) > 1:
         candidates += _packed(problem, candidates, bound)
+    is_small = problem.num_jobs <= FEW_JOBS
+    if not is_small and min(candidate.makespan for candidate in candidates) > NEAR * bound.makespan:
+        candidates += _packed_by_beam(problem, bound)
     reached = min(candidate.makespan for candidate in candidates)
     if problem.ranks > 1 and reached > bound.makespan:  # on one rank there is nothing to balance
-        is_small = problem.num_jobs <= FEW_JOBS
         if is_small and problem.barrier:
             bound = replace(bound, makespan=priced_bound(problem, known=bound.makespan, reached=reached))
         if is_small and reached > bound.makespan:
             candidates += _annealed(problem, candidates, bound, seed)
-        if not is_small and problem.barrier and reached > NEAR * bound.makespan:
-            candidates += _filled(problem)
     return Found(
         schedule=min(candidates, key=_order),
         bound=bound,
@@ -87,12 +89,25 @@ def search(problem: Problem, *, seed: int) -> Found:
 def _packed(problem: Problem, peers: list[Schedule], bound: LowerBound) -> list[Schedule]:
     """Packings with little work, and on several ranks even ones."""
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
-    by_rule = [schedule(problem, pack.pack_tokens(problem, rule=rule)) for rule in pack.RULES]
-    packed = [schedule(problem, cut), *by_rule]
+    extra, tolerance = (MAX_EXTRA_SLOTS, FINE_TOLERANCE) if problem.num_jobs <= FEW_JOBS else (1, COARSE_TOLERANCE)
+    rules = capacity.RULES if BEAM_JOBS <= problem.num_jobs <= FEW_JOBS else capacity.FIT_RULES
+    by_rule = {rule: schedule(problem, capacity.pack_tokens(problem, rule=rule)) for rule in rules}
+    packed = [schedule(problem, cut), *by_rule.values()]
     if problem.ranks > 1:
         fewest = min(candidate.num_slots for candidate in (*peers, *packed))
-        packed += _balanced(problem, bound, fewest, by_rule)
+        packed += _balanced(problem, bound, by_rule, (range(fewest, fewest + extra + 1), tolerance))
     return packed
+
+
+def _packed_by_beam(problem: Problem, bound: LowerBound) -> Iterator[Schedule]:
+    """Packings of many jobs that keep alternatives."""
+    if problem.barrier and problem.ranks > 1 and 2 * problem.largest_tree < problem.total_work:
+        yield from _filled(problem)
+        return
+    packed = schedule(problem, capacity.pack_tokens(problem, rule=capacity.BEAM))
+    yield packed
+    if problem.ranks > 1:
+        yield from _balanced(problem, bound, {capacity.BEAM: packed}, ((packed.num_slots,), BEAM_TOLERANCE))
 
 
 def _order(candidate: Schedule) -> tuple[int, int, int, float]:
@@ -115,34 +130,41 @@ def _members(problem: Problem) -> Iterator[tuple[str, NDArray[np.int64]]]:
         yield "sequences", sequences
 
 
-def _balanced(problem: Problem, bound: LowerBound, fewest: int, by_rule: list[Schedule]) -> Iterator[Schedule]:
-    """Packings into a few numbers of slots from the fewest on, by the rules that need no more under the limit alone."""
-    extra, tolerance = MAX_EXTRA_SLOTS, FINE_TOLERANCE
-    if problem.num_jobs > FEW_JOBS:
-        extra, tolerance = 1, COARSE_TOLERANCE
+def _balanced(
+    problem: Problem,
+    bound: LowerBound,
+    by_rule: dict[int, Schedule],
+    how: tuple[Iterable[int], float],
+) -> Iterator[Schedule]:
+    """Packings into a few numbers of slots, by the rules that need no more under the limit alone.
+
+    Args:
+        problem: The jobs.
+        bound: Of every plan.
+        by_rule: Packings under the limit alone.
+        how: Numbers of slots, and the tolerance of the search for a capacity.
+    """
+    numbers, tolerance = how
     best = 0
-    for num_slots in range(fewest, fewest + extra + 1):
+    for num_slots in numbers:
         if 0 < best <= bound.work + num_slots * problem.overhead:
             return
-        for rule in pack.RULES:
-            if num_slots < by_rule[rule].num_slots:
+        for rule, packed in by_rule.items():
+            if num_slots < packed.num_slots:
                 continue
             guess = bound.work // num_slots
-            bin_J = pack.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
+            bin_J = capacity.pack_slots(problem, num_slots=num_slots, guess=guess, rule=rule, tolerance=tolerance)
             if bin_J is not None:
-                packed = schedule(problem, bin_J)
-                best = min(best or packed.makespan, packed.makespan)
-                yield packed
+                balanced = schedule(problem, bin_J)
+                best = min(best or balanced.makespan, balanced.makespan)
+                yield balanced
 
 
 def _filled(problem: Problem) -> Iterator[Schedule]:
     """Packings whose parts of trees fill slots anew."""
-    full = problem.total_work * problem.limit / int(problem.size_S.sum())
+    full = capacity.full_bin(problem)
     for share in FILL_CAPACITIES:
-        capacity = int(share * full)
-        trie = pack.trie_of(problem, capacity)
-        bin_I, _ = pack.pack(trie, capacity, problem.limit, pack.FIRST_FIT, 0)
-        bin_J = fill_evenly(problem, bin_I[trie.item_J])
+        bin_J = fill_evenly(problem, capacity.pack_capacity(problem, int(share * full), rule=capacity.BEAM))
         if bin_J is not None:
             yield schedule(problem, portfolio.close_gaps(bin_J))
 

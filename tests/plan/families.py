@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from harts.plan import CostModel
+from harts.plan.problem import Problem, make_problem
 from harts.tree import PrefixTree, tree_from_lcp
 
 COST = CostModel(flops_per_token=30000.0, flops_per_pair=1.0, flops_per_microbatch=3e7)
@@ -132,3 +133,9 @@ FAMILIES: dict[str, Callable[[np.random.Generator, int], PrefixTree]] = {
     "giants": giants,
     "system_prompt": system_prompt,
 }
+
+
+def problem_of(family: str, *, ranks: int = 4, leaves: int = 120, seed: int = 0) -> Problem:
+    """A step of a family, at twice its longest trajectory a microbatch."""
+    tree = FAMILIES[family](np.random.default_rng(seed), leaves)
+    return make_problem(tree, cost=COST, ranks=ranks, limit=2 * int(tree.length_N.max()), barrier=True)

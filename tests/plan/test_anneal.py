@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harts.plan import pack
 from harts.plan.anneal import Style, anneal, level
+from harts.plan.capacity import FIRST_FIT, pack_tokens
 from harts.plan.cost import CostModel
 from harts.plan.problem import Problem, make_problem
 from harts.plan.slots import recount, schedule
@@ -22,7 +22,7 @@ def flat_problem(lengths: list[int], *, ranks: int, limit: int) -> Problem:
 def test_bins_beyond_the_limit_are_repaired():
     # First fit in descending order opens four bins of 10 for 5, 4, 4, 3, 3, 3, 3, 3, 2; three are enough.
     problem = flat_problem([5, 4, 4, 3, 3, 3, 3, 3, 2], ranks=1, limit=10)
-    packed_J = pack.pack_tokens(problem, rule=pack.FIRST_FIT)
+    packed_J = pack_tokens(problem, rule=FIRST_FIT)
     assert packed_J.max() == 3
     found_J = anneal(problem, packed_J % 3, num_bins=3, moves=20_000, seed=0, style=Style(0.5, 0.3))
     assert found_J is not None
@@ -37,7 +37,7 @@ def test_no_plan_within_the_limit_is_no_plan():
 def test_leveling_makes_slots_even_and_nothing_worse():
     tree = FAMILIES["grpo"](np.random.default_rng(0), 96)
     problem = make_problem(tree, cost=COST, ranks=4, limit=2 * int(tree.length_N.max()), barrier=True)
-    start = schedule(problem, pack.pack_tokens(problem, rule=pack.FIRST_FIT))
+    start = schedule(problem, pack_tokens(problem, rule=FIRST_FIT))
     leveled_J = level(problem, start.bin_J, num_bins=start.work_B.size, moves=20_000, seed=0)
     leveled = schedule(problem, leveled_J)
     assert leveled.makespan < start.makespan or leveled.work_B.sum() <= start.work_B.sum()

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from harts.plan import make_plan, pack
+from harts.plan import make_plan
+from harts.plan.capacity import FIRST_FIT, pack_tokens
 from harts.plan.cost import CostModel
 from harts.plan.fill import fill_evenly
 from harts.plan.portfolio import close_gaps
@@ -46,7 +47,7 @@ def test_slots_of_heavy_tailed_trees_are_more_even_at_no_more_work():
     tree = FAMILIES["pareto"](np.random.default_rng(0), 6000)
     limit = 2 * int(tree.length_N.max())
     problem = make_problem(tree, cost=COST, ranks=16, limit=limit, barrier=True)
-    bin_J = pack.pack_tokens(problem, rule=pack.FIRST_FIT)
+    bin_J = pack_tokens(problem, rule=FIRST_FIT)
     filled_J = fill_evenly(problem, bin_J)
     assert filled_J is not None
     work_B, tokens_B = recount(problem, filled_J)

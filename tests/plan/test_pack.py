@@ -1,4 +1,4 @@
-"""Packing: bins within both limits, whatever was contracted before."""
+"""First and worst fit: bins within both limits, whatever was contracted before."""
 
 from __future__ import annotations
 
@@ -6,14 +6,8 @@ import numpy as np
 import pytest
 
 from harts.plan import pack
-from harts.plan.problem import Problem, make_problem
 from harts.plan.slots import recount
-from tests.plan.families import COST, FAMILIES
-
-
-def problem_of(family: str, *, ranks: int = 4, leaves: int = 120) -> Problem:
-    tree = FAMILIES[family](np.random.default_rng(0), leaves)
-    return make_problem(tree, cost=COST, ranks=ranks, limit=2 * int(tree.length_N.max()), barrier=True)
+from tests.plan.families import FAMILIES, problem_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -39,31 +33,3 @@ def test_contracting_subtrees_that_fit_changes_no_packing(family):
     assert contracted.above_I.size < whole.above_I.size == problem.num_jobs
     works = [pack.pack(trie, capacity, problem.limit, pack.FIRST_FIT, 0)[1] for trie in (contracted, whole)]
     assert sorted(works[0].tolist()) == sorted(works[1].tolist())
-
-
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("times", [0.0, 0.5, 1.0, 4.0])
-def test_capacities_around_the_least_are_found_from_any_guess(family, times):
-    problem = problem_of(family)
-    num_slots = 2 + int(pack.pack_tokens(problem, rule=pack.FIRST_FIT).max()) // problem.ranks
-    tried: list[tuple[int, int]] = []
-    untouched = pack.pack
-
-    def watched(trie: pack.Trie, capacity: int, *rest: int) -> tuple[np.ndarray, np.ndarray]:
-        bin_I, work_B = untouched(trie, capacity, *rest)
-        tried.append((work_B.size, capacity))
-        return bin_I, work_B
-
-    guess = int(times * problem.total_work / num_slots / problem.ranks)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(pack, "pack", watched)
-        how = {"num_slots": num_slots, "guess": guess, "rule": pack.FIRST_FIT, "tolerance": 2.0**-13}
-        bin_J = pack.pack_slots(problem, **how)
-    if guess == 0:
-        assert bin_J is None
-        return
-    assert bin_J is not None
-    enough = [capacity for bins, capacity in tried if bins <= num_slots * problem.ranks]
-    too_small = [capacity for bins, capacity in tried if bins > num_slots * problem.ranks]
-    assert max(too_small) < min(enough) <= max(too_small) * (1 + 2.0**-12)
-    assert len(tried) < 24

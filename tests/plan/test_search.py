@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.plan import CostModel, Plan, make_plan, pack
+from harts.plan import CostModel, Plan, capacity, make_plan
 from harts.plan.bounds import _fewest_bins, _least_total, lower_bound
 from harts.plan.differencing import differencing
 from harts.plan.problem import make_problem
@@ -86,7 +86,7 @@ def test_order_duplicates_and_prefixes_change_nothing(words, spare, ranks, barri
 def test_one_rank_repeats_nothing_that_fits(words, spare):
     # Without the packing, which takes ten seconds to compile.
     with pytest.MonkeyPatch.context() as patch:
-        patch.delattr(pack, "pack_tokens")
+        patch.delattr(capacity, "pack_tokens")
         plan = plan_of(words, len(distinct(words)) + spare, 1)
     assert plan.num_slots == 1
     assert plan.slots[0][0].num_tokens == len(distinct(words))
@@ -228,8 +228,9 @@ def test_medium_steps_are_near_the_bound(family):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("family", ["grpo", "agent"])
-@pytest.mark.parametrize("ranks", [64, 256])
+@pytest.mark.parametrize(
+    ("family", "ranks"), [("grpo", 64), ("grpo", 256), ("agent", 64), ("agent", 256), ("pareto", 64)]
+)
 def test_large_steps_are_within_one_and_a_half_per_cent_of_the_bound(family, ranks):
     tree = FAMILIES[family](np.random.default_rng(0), 100_000)
     limit = 2 * int(tree.length_N.max())
