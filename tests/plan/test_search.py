@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 
 import numpy as np
 import pytest
@@ -10,13 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harts.data import Trajectory, TrajectoryBatch
-from harts.plan import CostModel, Plan, capacity, make_plan
+from harts.plan import CostModel, Plan, capacity, make_plan, search
 from harts.plan.bounds import _fewest_bins, _least_total, lower_bound
 from harts.plan.differencing import differencing
 from harts.plan.problem import make_problem
+from harts.plan.slots import recount
 from harts.tree import PrefixTree, build_prefix_tree, tree_from_lcp
 from tests.plan.exact import exhaustive_optimum, proved_optimum
-from tests.plan.families import COST, FAMILIES, small_tree
+from tests.plan.families import COST, FAMILIES, problem_of, small_tree
 
 WORDS = st.lists(st.text("abc", min_size=1, max_size=8), min_size=1, max_size=9)
 SMALL_COST = CostModel(flops_per_token=0.3, flops_per_pair=0.05, flops_per_microbatch=0.7)
@@ -191,6 +193,17 @@ def test_no_member_of_the_portfolio_is_better(family, ranks, barrier):
     plan = make_plan(tree, max_tokens_per_microbatch=limit, cost=COST, ranks=ranks, barrier=barrier)
     assert all(plan.makespan <= peer * CLOSE for peer in plan.peers.values())
     assert plan.lower_bound <= plan.makespan * CLOSE
+
+
+@pytest.mark.parametrize(("family", "shorter"), [("search_tree", 0.996), ("pareto", 0.996)])
+def test_large_steps_are_shorter_with_alternatives(family, shorter):
+    problem = problem_of(family, ranks=16, leaves=6000)
+    found = search.search(problem, seed=0)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(search, "NEAR", math.inf)
+        without = search.search(problem, seed=0)
+    assert found.schedule.makespan < shorter * without.schedule.makespan
+    assert recount(problem, found.schedule.bin_J)[1].max() <= problem.limit
 
 
 @pytest.mark.slow
