@@ -27,6 +27,7 @@ from harts.cli.steps import read_steps
 from harts.data.readers import read
 from harts.plan import CostModel, Plan, capacity, make_plan
 from harts.plan.bounds import lower_bound
+from harts.plan.pack import FIRST_FIT
 from harts.plan.problem import make_problem
 from harts.plan.simulate import microbatch_trees, per_call, play
 from harts.plan.size import size_of_tree
@@ -167,7 +168,7 @@ def packing(sizes: list[int]) -> Iterator[Row]:
                 "bound of work / distinct": bound.work / problem.total_work,
                 "bound of bins": bound.slots,
             }
-            for name, rule in (("first fit", capacity.FIRST_FIT), ("alternatives", capacity.BEAM)):
+            for name, rule in (("first fit", FIRST_FIT), ("alternatives", capacity.BEAM)):
                 begin = time.process_time()
                 bin_J = capacity.pack_tokens(problem, rule=rule)
                 seconds = time.process_time() - begin

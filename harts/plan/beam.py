@@ -298,11 +298,17 @@ def _insert(draft, count, size, parts, place):
 
 
 @numba.njit(cache=True)
+def _is_closed(draft, i, count):
+    """Whether a group of the draft takes no others in: it is nearly full, or enough emptier ones stay open."""
+    return draft.share[i] >= CLOSED or i < count - OPEN
+
+
+@numba.njit(cache=True)
 def _judge(draft, count, place):
     """Cost of the groups in the draft, as far as it is known, and a key of the open ones."""
     cost, key = 0, 0
     for i in range(count):
-        if draft.share[i] >= CLOSED or i < count - OPEN:
+        if _is_closed(draft, i, count):
             cost += draft.work[i] + place.price
         else:
             part = min(draft.share[i], USABLE)
@@ -350,7 +356,7 @@ def _store(groups, states, draft, count, place, sizes):
         group = draft.parts[i, 0]
         if draft.parts[i, 1] >= 0:
             group = _merge(groups, (draft.parts[i, 0], draft.parts[i, 1]), (draft.tokens[i], draft.work[i]), sizes)
-        if draft.share[i] >= CLOSED or i < count - OPEN:
+        if _is_closed(draft, i, count):
             states.closed_T[state] += draft.work[i] + place.price
         else:
             states.open_T[state, num_open] = group

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harts.plan.beam import pack_alternatives
-from harts.plan.pack import FIRST_FIT, UNLIMITED, WORST_FIT, Trie, pack, trie_of
+from harts.plan.pack import FIT_RULES, UNLIMITED, Trie, pack, trie_of
 from harts.plan.problem import Problem
 
 BEAM = 2
 """A rule beside those of `harts.plan.pack`: several alternatives for every subtree, `harts.plan.beam`."""
-FIT_RULES = (FIRST_FIT, WORST_FIT)
 RULES = (*FIT_RULES, BEAM)
 SMALL = 0.3
 """The beam takes subtrees of more than this part of a bin apart."""

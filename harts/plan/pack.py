@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from harts.plan.problem import Problem
 
-RULES = FIRST_FIT, WORST_FIT = 0, 1
+FIT_RULES = FIRST_FIT, WORST_FIT = 0, 1
 FEW = 32
 """Groups up to which sorting by insertion is used."""
 UNLIMITED = 1 << 60

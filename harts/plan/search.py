@@ -13,6 +13,7 @@ from harts.plan import capacity, portfolio
 from harts.plan.anneal import Style, anneal, level
 from harts.plan.bounds import LowerBound, lower_bound
 from harts.plan.fill import fill_evenly
+from harts.plan.pack import FIT_RULES
 from harts.plan.prices import priced_bound
 from harts.plan.problem import Problem
 from harts.plan.slots import Schedule, schedule
@@ -90,7 +91,7 @@ def _packed(problem: Problem, peers: list[Schedule], bound: LowerBound) -> list[
     """Packings with little work, and on several ranks even ones."""
     cut = portfolio.least_work_cut(problem.length_J, problem.lcp_J, problem.path_D, problem.limit, problem.overhead)
     extra, tolerance = (MAX_EXTRA_SLOTS, FINE_TOLERANCE) if problem.num_jobs <= FEW_JOBS else (1, COARSE_TOLERANCE)
-    rules = capacity.RULES if BEAM_JOBS <= problem.num_jobs <= FEW_JOBS else capacity.FIT_RULES
+    rules = capacity.RULES if BEAM_JOBS <= problem.num_jobs <= FEW_JOBS else FIT_RULES
     by_rule = {rule: schedule(problem, capacity.pack_tokens(problem, rule=rule)) for rule in rules}
     packed = [schedule(problem, cut), *by_rule.values()]
     if problem.ranks > 1:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from harts.plan.anneal import Style, anneal, level
-from harts.plan.capacity import FIRST_FIT, pack_tokens
+from harts.plan.capacity import pack_tokens
 from harts.plan.cost import CostModel
+from harts.plan.pack import FIRST_FIT
 from harts.plan.problem import Problem, make_problem
 from harts.plan.slots import recount, schedule
 from harts.tree import tree_from_lcp

@@ -5,9 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from harts.plan import make_plan
-from harts.plan.capacity import FIRST_FIT, pack_tokens
+from harts.plan.capacity import pack_tokens
 from harts.plan.cost import CostModel
 from harts.plan.fill import fill_evenly
+from harts.plan.pack import FIRST_FIT
 from harts.plan.portfolio import close_gaps
 from harts.plan.problem import Problem, make_problem
 from harts.plan.slots import recount, schedule

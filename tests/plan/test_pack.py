@@ -11,7 +11,7 @@ from tests.plan.families import FAMILIES, problem_of
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("rule", pack.RULES)
+@pytest.mark.parametrize("rule", pack.FIT_RULES)
 def test_bins_keep_both_limits_and_their_work_is_that_of_their_tries(family, rule):
     problem = problem_of(family)
     longest = int(problem.path_D[problem.length_J].max())
